@@ -1,0 +1,125 @@
+"""SamplingParams: how one request wants its tokens chosen, and when it ends.
+
+The names are the ones vLLM and OpenAI users already know. A value that cannot be honoured is refused here, before the
+request meets anybody else's, with the name of the field. `temperature=0` means greedy.
+"""
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from kvant.config.option import option
+from kvant.errors import RequestError
+
+MAX_CHOICES = 128  # n
+MAX_STOP_STRINGS = 64
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGPROBS = 64
+GREEDY_TEMPERATURE = 1e-5  # below this the division would overflow; the limit distribution is the argmax anyway
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one request wants its tokens chosen. Immutable; raises `RequestError` (a `ValueError`) for impossible values."""
+
+    n: int = option(1, "how many choices to generate for the prompt")
+    temperature: float = option(1.0, "0 is greedy; higher is more varied")
+    top_p: float = option(1.0, "keep the smallest set of tokens whose probability reaches this (Holtzman et al., 2020)")
+    top_k: int = option(0, "keep the k most probable tokens; 0 or -1: all")
+    min_p: float = option(0.0, "keep tokens at least this likely relative to the most likely one")
+    presence_penalty: float = option(0.0, "subtracted once from the logit of every token generated so far")
+    frequency_penalty: float = option(0.0, "subtracted per occurrence from the logit of every token generated so far")
+    repetition_penalty: float = option(1.0, "divides (multiplies if negative) the logit of every token seen so far")
+    seed: int | None = option(None, "makes the choices reproducible; any 64-bit integer")
+    stop: tuple[str, ...] = option((), "strings that end the text; they are not part of it")
+    stop_token_ids: tuple[int, ...] = option((), "token ids that end the text")
+    include_stop_str_in_output: bool = option(False, "keep the stop string in the text")
+    ignore_eos: bool = option(False, "go on after an end-of-sequence token")
+    max_tokens: int | None = option(16, "the most tokens to generate; None: up to the context's end")
+    min_tokens: int = option(0, "no stop condition counts before this many tokens")
+    logprobs: int | None = option(None, "log-probabilities of this many alternatives per generated token")
+    prompt_logprobs: int | None = option(None, "the same for every prompt token")
+    skip_special_tokens: bool = option(True, "leave special tokens out of the text")
+    detokenize: bool = option(True, "produce text at all")
+
+    def __post_init__(self) -> None:
+        # Lists and single strings are what people write; tuples are what can be shared safely.
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        self._check_numbers()
+        self._check_stops()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is always taken. Tiny temperatures and top_k=1 come to the same."""
+        return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+    def with_changes(self, **changes: Any) -> "SamplingParams":
+        """A copy with some fields changed; unknown names are refused."""
+        known = {f.name for f in fields(self)}
+        for name in changes:
+            if name not in known:
+                raise RequestError(f"unknown sampling parameter {name!r}; known are {', '.join(sorted(known))}", param=name)
+        return replace(self, **changes)
+
+    def _check_numbers(self) -> None:
+        _integer("n", self.n, 1, MAX_CHOICES)
+        _number("temperature", self.temperature, 0, 100)
+        _number("top_p", self.top_p, 0, 1)
+        if self.top_p == 0:
+            # A zero mass still keeps the most probable token, as everywhere in this field: it means greedy.
+            object.__setattr__(self, "top_k", 1)
+        _integer("top_k", self.top_k, -1, 2**31 - 1)
+        _number("min_p", self.min_p, 0, 1)
+        _number("presence_penalty", self.presence_penalty, -2, 2)
+        _number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens}); lower one of them",
+                param="min_tokens",
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _integer(name, value, 0, MAX_LOGPROBS)
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be true or false, not {getattr(self, name)!r}", param=name)
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(f"at most {MAX_STOP_STRINGS} stop strings are allowed, not {len(self.stop)}", param="stop")
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise RequestError(f"stop strings must be non-empty strings, not {text!r}", param="stop")
+        if self.stop and not self.detokenize:
+            raise RequestError("stop strings need detokenize=True; use stop_token_ids instead", param="stop")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise RequestError(f"at most {MAX_STOP_TOKEN_IDS} stop_token_ids are allowed", param="stop_token_ids")
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0, 2**31 - 1)
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name} must be a whole number, not {value!r}", param=name)
+    if not low <= value <= high:
+        raise RequestError(f"{name} must be between {low} and {high}, not {value}", param=name)
+
+
+def _number(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise RequestError(f"{name} must be a finite number, not {value!r}", param=name)
+    if not low <= value <= high:
+        raise RequestError(f"{name} must be between {low:g} and {high:g}, not {value:g}", param=name)
