@@ -1,0 +1,32 @@
+"""RMSNorm as a brick: the weight, its epsilon, and the family's convention (offset 1 for Gemma, whose weights are stored - 1)."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvant import kernels
+from kvant.layers.brick import Brick, Shape
+
+if TYPE_CHECKING:
+    from kvant.config.formats import StoredTensor
+    from kvant.quantization.scheme import Placement
+
+
+class RMSNorm(Brick):
+    """Over the last axis: [..., size] -> [..., size]. Used for hidden states [T, D] and, per head, for [T, N, H]."""
+
+    weight: Any
+
+    def __init__(self, size: int, eps: float, offset: float = 0.0):
+        self.size, self.eps, self.offset = size, eps, offset
+
+    def wants(self) -> dict[str, Shape]:
+        return {"weight": (self.size,)}
+
+    def load(self, tensors: "Mapping[str, StoredTensor]", placement: "Placement") -> None:
+        from kvant.quantization import scheme
+
+        # Norm weights stay fp32: 61 vectors cost nothing, and Gemma's 1 + w would lose digits in bf16.
+        self.weight = scheme.exact(tensors["weight"], placement)
+
+    def forward(self, x: Any) -> Any:
+        return kernels.rms_norm(x, self.weight, self.eps, self.offset, self.offset == 0.0)

@@ -1,0 +1,20 @@
+"""Which class runs which architecture. A family is added by writing its file and one line here."""
+
+from importlib import import_module
+from typing import Any
+
+from kvant.errors import UnsupportedError
+
+FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "Gemma3ForCausalLM": "gemma3",
+}
+
+
+def family(architecture: str) -> Any:
+    """The network class of `architecture`; `UnsupportedError` names what there is."""
+    if architecture not in FAMILIES:
+        raise UnsupportedError(
+            f"architecture {architecture!r} is not built here; supported: {', '.join(sorted(FAMILIES))} (docs/adding_a_model.md)"
+        )
+    return getattr(import_module(f"kvant.models.{FAMILIES[architecture]}"), architecture)
