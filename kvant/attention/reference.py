@@ -9,15 +9,15 @@ values are gathered from the blocks of the sequence's table.
 import torch
 from torch import Tensor
 
+from kvant.attention.pattern import AttentionRule
 from kvant.attention.storage import KVStorage
 from kvant.batch import Batch
-from kvant.layers.attention import AttentionRule
 
 
 class ReferenceAttention:
-    """One step's attention over the cache. `batch` holds tensors."""
+    """One step's attention over the cache. `batch` holds tensors; the host's copy of it is not needed here."""
 
-    def __init__(self, batch: Batch, storage: KVStorage):
+    def __init__(self, staged: Batch, batch: Batch, storage: KVStorage):
         self.batch = batch
         self.storage = storage
 

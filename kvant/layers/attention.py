@@ -6,23 +6,15 @@ A family overrides `rotate` (per-head norms, partial rotary) or what it passes t
 computed. N query heads share K key-value heads (grouped-query attention; Ainslie et al., 2023).
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
+from kvant.attention.pattern import AttentionRule
 from kvant.batch import Batch
 from kvant.config.model import ModelConfig
 from kvant.distributed.mesh import Mesh
 from kvant.layers.brick import Brick
 from kvant.layers.linear import FusedLinear, Linear
 from kvant.layers.rotary import Rotary
-
-
-class AttentionRule(NamedTuple):
-    """What one layer's attention computes: softmax(cap(scale * q k^T)) v over at most `window` keys."""
-
-    layer: int
-    scale: float
-    window: int | None
-    soft_cap: float | None
 
 
 class Attention(Brick):

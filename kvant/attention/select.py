@@ -1,0 +1,24 @@
+"""Which attention runs here: an explicit order, and a refusal that says what was tried."""
+
+from typing import Any
+
+from kvant.errors import ConfigError
+
+BACKENDS = ("sdpa", "reference")
+
+
+def backend(name: str, soft_capped: bool) -> Any:
+    """The class for `name`. "auto" is sdpa, except for soft-capped scores, which torch's kernels do not know."""
+    if name == "auto":
+        name = "reference" if soft_capped else "sdpa"
+    if name == "reference":
+        from kvant.attention.reference import ReferenceAttention
+
+        return ReferenceAttention
+    if name == "sdpa" and not soft_capped:
+        from kvant.attention.sdpa import SDPAAttention
+
+        return SDPAAttention
+    if name == "sdpa":
+        raise ConfigError("attention backend 'sdpa' cannot soft-cap scores, which this model needs; use 'reference'")
+    raise ConfigError(f"attention backend {name!r} does not exist; there are: {', '.join(BACKENDS)}")
