@@ -22,7 +22,7 @@ class ReferenceAttention:
         self.storage = storage
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
-        """`q` [T, N, H], `k`, `v` [T, K, H] of the new tokens -> [T, N, H]; their keys and values are in the cache afterwards."""
+        """`q` [T, N, H], `k`, `v` [T, K, H] of the new tokens -> [T, N, H]; the cache holds their keys and values then."""
         number, _ = self.storage.place[rule.layer]
         group = self.batch.groups[number]
         self.storage.write(rule.layer, k, v, group.slot_mapping)

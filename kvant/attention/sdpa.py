@@ -54,7 +54,7 @@ class SDPAAttention:
         ]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
-        """`q` [T, N, H], `k`, `v` [T, K, H] of the new tokens -> [T, N, H]; their keys and values are in the cache afterwards."""
+        """`q` [T, N, H], `k`, `v` [T, K, H] of the new tokens -> [T, N, H]; the cache holds their keys and values then."""
         number, _ = self.storage.place[rule.layer]
         self.storage.write(rule.layer, k, v, self.batch.groups[number].slot_mapping)
         keys, values = self.storage.of_layer(rule.layer)

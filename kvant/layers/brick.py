@@ -2,8 +2,8 @@
 
 The tree of bricks gives every weight its Hugging Face name: the attribute path, `model.layers.3.mlp.down_proj.weight`. A
 brick that fuses several of the file's matrices (`QKV`, `GateUp`) leaves its own attribute out of the path (`fused`), since
-the file knows only the parts. Nothing here imports torch: arithmetic is reached through `kernels`, which loads it when it is
-first used.
+the file knows only the parts. Nothing here imports torch: arithmetic is reached through `kernels.ops`, which loads it when
+it is first used.
 """
 
 from collections.abc import Iterator, Mapping

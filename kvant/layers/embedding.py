@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvant import kernels
 from kvant.distributed.mesh import Mesh
+from kvant.kernels import ops
 from kvant.layers.brick import Brick, Shape
 
 if TYPE_CHECKING:
@@ -53,4 +53,4 @@ class Head(Brick):
 
     def forward(self, x: Any) -> Any:
         logits = self.weight.matmul(x).float()
-        return logits if self.cap is None else kernels.soft_cap(logits, self.cap)
+        return logits if self.cap is None else ops.soft_cap(logits, self.cap)

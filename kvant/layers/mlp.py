@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from kvant import kernels
 from kvant.config.model import ModelConfig
 from kvant.distributed.mesh import Mesh
+from kvant.kernels import ops
 from kvant.layers.brick import Brick
 from kvant.layers.linear import FusedLinear, Linear
 
@@ -29,4 +29,4 @@ class Gate(Brick):
         self.activation = activation
 
     def forward(self, gate_up: Any) -> Any:
-        return kernels.gated(gate_up, self.activation)
+        return ops.gated(gate_up, self.activation)

@@ -1,9 +1,9 @@
-"""RMSNorm as a brick: the weight, its epsilon, and the family's convention (offset 1 for Gemma, whose weights are stored - 1)."""
+"""RMSNorm as a brick: the weight, its epsilon, and the family's convention (offset 1 for Gemma: stored is w - 1)."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvant import kernels
+from kvant.kernels import ops
 from kvant.layers.brick import Brick, Shape
 
 if TYPE_CHECKING:
@@ -29,4 +29,4 @@ class RMSNorm(Brick):
         self.weight = scheme.exact(tensors["weight"], placement)
 
     def forward(self, x: Any) -> Any:
-        return kernels.rms_norm(x, self.weight, self.eps, self.offset, self.offset == 0.0)
+        return ops.rms_norm(x, self.weight, self.eps, self.offset, self.offset == 0.0)

@@ -10,8 +10,8 @@
 import math
 from typing import Any
 
-from kvant import kernels
 from kvant.config.model import RopeScaling
+from kvant.kernels import ops
 from kvant.layers.brick import Brick
 
 
@@ -27,8 +27,8 @@ class Rotary(Brick):
             import torch
 
             self._inv_freq[positions.device] = torch.tensor(self.frequencies, dtype=torch.float32, device=positions.device)
-        cos, sin = kernels.rotary_table(self._inv_freq[positions.device], positions)
-        return kernels.apply_rotary(q, cos, sin), kernels.apply_rotary(k, cos, sin)
+        cos, sin = ops.rotary_table(self._inv_freq[positions.device], positions)
+        return ops.apply_rotary(q, cos, sin), ops.apply_rotary(k, cos, sin)
 
 
 def frequencies(head_dim: int, base: float, scaling: RopeScaling) -> list[float]:

@@ -1,10 +1,10 @@
 """Gemma 3 text models (Gemma Team, 2025). What differs from Llama:
 
-    embedding   scaled by sqrt(hidden_size)
-    norms       weight stored as w - 1; before *and* after attention and feed-forward; one per head on queries and keys
-    positions   five of six layers see a sliding window and turn with a base of 10,000; the sixth sees everything, base 1e6
-    scores      scaled by query_pre_attn_scalar ** -0.5
-    gate        GELU (tanh)
+embedding   scaled by sqrt(hidden_size)
+norms       weight stored as w - 1; before *and* after attention and feed-forward; one per head on queries and keys
+positions   five of six layers see a sliding window and turn with a base of 10,000; the sixth sees everything, base 1e6
+scores      scaled by query_pre_attn_scalar ** -0.5
+gate        GELU (tanh)
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Llama (Touvron et al., 2023) and what is shaped like it: pre-norm, rotary, grouped-query attention, SwiGLU. SmolLM2 is one."""
+"""Llama (Touvron et al., 2023) and what is shaped like it, SmolLM2 too: pre-norm, rotary, grouped queries, SwiGLU."""
 
 from kvant.config.model import ModelConfig
 from kvant.distributed.mesh import Mesh

@@ -15,6 +15,6 @@ def family(architecture: str) -> Any:
     """The network class of `architecture`; `UnsupportedError` names what there is."""
     if architecture not in FAMILIES:
         raise UnsupportedError(
-            f"architecture {architecture!r} is not built here; supported: {', '.join(sorted(FAMILIES))} (docs/adding_a_model.md)"
+            f"architecture {architecture!r} is not built here; supported: {', '.join(sorted(FAMILIES))} (see docs/models.md)"
         )
     return getattr(import_module(f"kvant.models.{FAMILIES[architecture]}"), architecture)

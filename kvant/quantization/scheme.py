@@ -59,7 +59,9 @@ class Dense:
 
 def pack(parts: list[StoredTensor], placement: Placement) -> WeightScheme:
     """One scheme for matrices that share their input, stacked along the rows."""
-    return Dense(torch.cat([to_tensor(part, placement) for part in parts]) if len(parts) > 1 else to_tensor(parts[0], placement))
+    return Dense(
+        torch.cat([to_tensor(part, placement) for part in parts]) if len(parts) > 1 else to_tensor(parts[0], placement)
+    )
 
 
 def to_tensor(stored: StoredTensor, placement: Placement) -> Tensor:

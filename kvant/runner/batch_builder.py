@@ -73,7 +73,13 @@ def _tokens(row: Scheduled) -> list[int]:
 
 
 def _group(
-    seats: SeatTable, number: int, seat_of: np.ndarray, owner: np.ndarray, positions: np.ndarray, kv_lens: np.ndarray, schedule: Schedule
+    seats: SeatTable,
+    number: int,
+    seat_of: np.ndarray,
+    owner: np.ndarray,
+    positions: np.ndarray,
+    kv_lens: np.ndarray,
+    schedule: Schedule,
 ) -> GroupBatch:
     size = seats.groups[number].block_size
     width = max(1, -(-int(kv_lens.max()) // size)) if len(kv_lens) else 1

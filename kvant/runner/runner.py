@@ -1,9 +1,9 @@
 """TorchRunner: the device side of a step. Four verbs, in this order:
 
-    prepare   schedule -> arrays on the device, attention planned
-    run       the network: block copies, then hidden states
-    select    logits of the wanted rows -> drawn ids, log-probabilities; no waiting for the device
-    arrive    the Selection reaches the host (a method of what `select` returns)
+prepare   schedule -> arrays on the device, attention planned
+run       the network: block copies, then hidden states
+select    logits of the wanted rows -> drawn ids, log-probabilities; no waiting for the device
+arrive    the Selection reaches the host (a method of what `select` returns)
 """
 
 from dataclasses import dataclass, replace
@@ -144,7 +144,13 @@ def _to_device(staged: Batch, device: torch.device) -> Batch:
         return None if array is None else torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
     groups = tuple(
-        replace(g, slot_mapping=move(g.slot_mapping), block_table=move(g.block_table), kv_lens=move(g.kv_lens), kv_copies=move(g.kv_copies))
+        replace(
+            g,
+            slot_mapping=move(g.slot_mapping),
+            block_table=move(g.block_table),
+            kv_lens=move(g.kv_lens),
+            kv_copies=move(g.kv_copies),
+        )
         for g in staged.groups
     )
     moved = {name: move(getattr(staged, name)) for name in ("input_ids", "positions", "query_start", "seats", "logit_rows")}

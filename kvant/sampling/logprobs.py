@@ -4,7 +4,6 @@
 for; the chosen token's own value comes in addition, always.
 """
 
-import torch
 from torch import Tensor
 
 from kvant.types import TokenLogprobs
@@ -23,5 +22,3 @@ def gather(logits: Tensor, tokens: Tensor, num_top: list[int]) -> list[TokenLogp
         tops = [[] for _ in num_top]
     columns = (tokens.tolist(), (chosen - normaliser)[:, 0].tolist(), ranks.tolist(), tops, num_top)
     return [TokenLogprobs(token, value, rank, tuple(top[:n])) for token, value, rank, top, n in zip(*columns, strict=True)]
-
-

@@ -1,4 +1,4 @@
-"""DrawPlan: how the rows of one step draw, as arrays. Built on the host from the seats; rows that use no feature pay nothing."""
+"""DrawPlan: how the rows of one step draw, as arrays, built on the host from the seats. Unused features cost nothing."""
 
 from dataclasses import dataclass, field
 

@@ -5,7 +5,6 @@ There is no generator and no state. The three counters are mixed by the finalise
 numbers again.
 """
 
-import torch
 from torch import Tensor
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
