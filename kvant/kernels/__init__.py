@@ -1,1 +1,1 @@
-"""The arithmetic of the network, one operation per file: story, plain torch reference, fast version, the function that chooses."""
+"""The arithmetic of the network, one operation per file: story, plain torch reference, fast version, the one that chooses."""

@@ -75,6 +75,7 @@ class TorchRunner:
         self.attention = attention  # class: (staged, batch, storage) -> one step's attention
         # Ids from here on are padding of the embedding matrix: the tokenizer has no text for them.
         self.vocab_size = num_tokens_known
+        self.embedding_rows = model.config.vocab_size
         self.device = next(iter(storage.keys[0])).device
 
     @torch.inference_mode()
