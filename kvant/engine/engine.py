@@ -19,7 +19,7 @@ from kvant.engine.inbox import Inbox
 from kvant.errors import ContextLengthError, RequestError
 from kvant.scheduler.scheduler import Scheduler
 from kvant.tokenizer.tokenizer import Tokenizer
-from kvant.types import Abort, Add, Output, Request, StepInput
+from kvant.types import Abort, Add, Decision, Output, Request, StepInput
 
 
 class Engine:
@@ -38,7 +38,7 @@ class Engine:
         """One step over everything that is running. Returns what is new, request by request."""
         schedule = self.scheduler.schedule(step_input)
         if not schedule.rows:
-            return self.scheduler.commit_nothing(schedule)
+            return self.scheduler.commit(schedule, Decision(advances=()))
         prepared = self.runner.prepare(schedule)
         hidden = self.runner.run(prepared)
         selection = self.runner.select(prepared, hidden, schedule).arrive()

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 from kvant.distributed.mesh import Mesh
 from kvant.kernels import ops
 from kvant.layers.brick import Brick, Shape
+from kvant.native.program import Buffer
+from kvant.native.record import Input
 
 if TYPE_CHECKING:
     from kvant.config.formats import StoredTensor
@@ -32,6 +34,9 @@ class Embedding(Brick):
         x = self.weight.rows(ids)
         return x if self.scale is None else x * x.new_tensor(self.scale)
 
+    def emit(self, ids: Input) -> Buffer:
+        return ids.program.embedding(self.stored["weight"], self.scale or 1.0)
+
 
 class Head(Brick):
     """[R, D] -> fp32 logits [R, V]. With `tied`, the embedding's matrix is used and the file needs none of its own."""
@@ -54,3 +59,8 @@ class Head(Brick):
     def forward(self, x: Any) -> Any:
         logits = self.weight.matmul(x).float()
         return logits if self.cap is None else ops.soft_cap(logits, self.cap)
+
+    def emit(self, x: Buffer) -> None:
+        tied = self._tied[0]
+        stored = self.stored if tied is None else tied.stored
+        x.program.logits([stored["weight"]], self.cap)

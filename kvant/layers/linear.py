@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvant.distributed.mesh import Mesh
 from kvant.layers.brick import Brick, Shape
+from kvant.native.program import Buffer
+from kvant.quantization.gguf import dequantize
 
 if TYPE_CHECKING:
     from kvant.config.formats import StoredTensor
@@ -50,6 +52,14 @@ class FusedLinear(Brick):
     def forward(self, x: Any) -> Any:
         y = self.weight.matmul(x)
         return y if self.bias is None else y + self.bias
+
+    def emit(self, x: Buffer) -> Buffer:
+        prefixes = [f"{part}." if part else "" for part in self.outs]
+        weights = [self.stored[f"{prefix}weight"] for prefix in prefixes]
+        if not self.has_bias:
+            return x.program.linear(x, weights)
+        biases = [dequantize(self.stored[f"{prefix}bias"]) for prefix in prefixes]
+        return x.program.linear(x, weights, bias=[value for bias in biases for value in bias])
 
 
 class Linear(FusedLinear):

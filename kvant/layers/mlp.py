@@ -7,6 +7,7 @@ from kvant.distributed.mesh import Mesh
 from kvant.kernels import ops
 from kvant.layers.brick import Brick
 from kvant.layers.linear import FusedLinear, Linear
+from kvant.native.program import Buffer
 
 
 class GatedMLP(Brick):
@@ -30,3 +31,6 @@ class Gate(Brick):
 
     def forward(self, gate_up: Any) -> Any:
         return ops.gated(gate_up, self.activation)
+
+    def emit(self, gate_up: Buffer) -> Buffer:
+        return gate_up.program.gated(gate_up, self.activation)

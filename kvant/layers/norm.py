@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvant.kernels import ops
 from kvant.layers.brick import Brick, Shape
+from kvant.native.program import Buffer
+from kvant.quantization.gguf import dequantize
 
 if TYPE_CHECKING:
     from kvant.config.formats import StoredTensor
@@ -30,3 +32,8 @@ class RMSNorm(Brick):
 
     def forward(self, x: Any) -> Any:
         return ops.rms_norm(x, self.weight, self.eps, self.offset, self.offset == 0.0)
+
+    def emit(self, x: Buffer) -> Buffer:
+        weight = dequantize(self.stored["weight"])
+        norm = x.program.rms_norm if x.width == self.size else x.program.head_norm
+        return norm(x, weight, self.eps, self.offset)

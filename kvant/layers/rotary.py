@@ -13,6 +13,8 @@ from typing import Any
 from kvant.config.model import RopeScaling
 from kvant.kernels import ops
 from kvant.layers.brick import Brick
+from kvant.native.program import Buffer
+from kvant.native.record import Input
 
 
 class Rotary(Brick):
@@ -29,6 +31,10 @@ class Rotary(Brick):
             self._inv_freq[positions.device] = torch.tensor(self.frequencies, dtype=torch.float32, device=positions.device)
         cos, sin = ops.rotary_table(self._inv_freq[positions.device], positions)
         return ops.apply_rotary(q, cos, sin), ops.apply_rotary(k, cos, sin)
+
+    def emit(self, q: Buffer, k: Buffer, positions: Input) -> tuple[Buffer, Buffer]:
+        size = 2 * len(self.frequencies)
+        return q.program.rotary(q, size, self.frequencies), k.program.rotary(k, size, self.frequencies)
 
 
 def frequencies(head_dim: int, base: float, scaling: RopeScaling) -> list[float]:

@@ -32,8 +32,11 @@ def build(config: ModelConfig, mesh: Mesh) -> Any:
     return family(config.architecture)(config, mesh)
 
 
-def load_weights(model: Brick, source: TensorSource, placement: Any) -> int:
-    """Fills `model` from `source`; returns the bytes read. Raises `CheckpointError` naming every tensor that does not fit."""
+def load_weights(model: Brick, source: TensorSource, placement: Any | None) -> int:
+    """Fills `model` from `source`; returns the bytes read. Raises `CheckpointError` naming every tensor that does not fit.
+
+    With a `Placement` the bricks make tensors of their weights; with None they keep them as stored, for recording.
+    """
     found, missing, misshapen = _collect(model, source)
     _refuse("lacks", missing)
     _refuse("has the wrong shape for", misshapen)
@@ -44,7 +47,10 @@ def load_weights(model: Brick, source: TensorSource, placement: Any) -> int:
         wanted = brick.wants()
         tensors = {name: found[path][path + name] for name in wanted}
         total += sum(tensor.num_bytes for tensor in tensors.values())
-        brick.load(tensors, placement)
+        if placement is None:
+            brick.keep(tensors)
+        else:
+            brick.load(tensors, placement)
     return total
 
 

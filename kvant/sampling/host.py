@@ -1,0 +1,106 @@
+"""The sampler on the host, in numpy: the same arithmetic as `sampler.py` and `logprobs.py`, for the runner that needs no torch.
+
+The two are held equal by tests, number for number: a request must not change its text because another machine runs it.
+"""
+
+import numpy as np
+
+from kvant.config.sampling import GREEDY_TEMPERATURE
+from kvant.sampling.plan import DrawPlan
+from kvant.types import TokenLogprobs
+
+Array = np.ndarray
+
+
+def draw(logits: Array, plan: DrawPlan, counts: Array | None = None, seen: Array | None = None) -> Array:
+    """`logits` [R, V] fp32 -> ids [Z] int64; see `sampler.draw`."""
+    logits = _edited(logits, plan, counts, seen)
+    ids = logits.argmax(-1)[plan.rows]
+    random = np.flatnonzero(plan.temperature[plan.rows] >= GREEDY_TEMPERATURE)
+    if random.size == 0:
+        return ids
+    numbers = uniform(plan.seeds[plan.rows[random]], plan.indices[random], plan.positions[plan.rows[random]])
+    for row in np.unique(plan.rows[random]):
+        chosen = np.flatnonzero(plan.rows[random] == row)
+        weights = _weights(logits[row], plan, int(row))
+        cumulative = weights.cumsum()
+        drawn = np.searchsorted(cumulative, numbers[chosen] * cumulative[-1], side="right")
+        last = np.flatnonzero(weights > 0)
+        ids[random[chosen]] = np.minimum(drawn, last[-1] if last.size else len(weights) - 1)
+    return ids
+
+
+def finite(logits: Array) -> Array:
+    """Which rows [R] hold numbers only. One pass: a sum is finite exactly if its terms are (they are far from overflow)."""
+    with np.errstate(invalid="ignore"):
+        return np.isfinite(logits.sum(-1, dtype=np.float64))
+
+
+def gather(logits: Array, tokens: Array, num_top: list[int]) -> list[TokenLogprobs]:
+    """`logits` [P, V], `tokens` [P]; see `logprobs.gather`."""
+    reports = []
+    for row, token, top in zip(logits, tokens.tolist(), num_top, strict=True):
+        best = row.max()
+        normaliser = best + np.log(np.exp(row - best).sum(dtype=np.float64))
+        ids = np.argpartition(row, -top)[-top:] if 0 < top < len(row) else np.arange(len(row) if top else 0)
+        ids = ids[np.lexsort((ids, -row[ids]))]
+        alternatives = tuple((int(i), float(row[i] - normaliser)) for i in ids)
+        reports.append(TokenLogprobs(token, float(row[token] - normaliser), int((row > row[token]).sum()) + 1, alternatives))
+    return reports
+
+
+def uniform(seeds: Array, indices: Array, positions: Array) -> Array:
+    """int64 [R] each -> float64 [R] in [0, 1); the numbers of `random.uniform`."""
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    seeds, indices, positions = (np.atleast_1d(x).astype(np.int64).view(np.uint64) for x in (seeds, indices, positions))
+    mixed = _mix(seeds + golden)
+    mixed = _mix(mixed ^ (indices * golden))
+    mixed = _mix(mixed + positions * golden)
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(x: Array) -> Array:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _edited(logits: Array, plan: DrawPlan, counts: Array | None, seen: Array | None) -> Array:
+    if plan.forbidden or plan.penalised:
+        logits = logits.copy()
+    if plan.penalised:
+        assert counts is not None and seen is not None
+        rows = [row for row, _ in plan.penalised]
+        presence, frequency, repetition = (x[:, None] for x in (plan.presence, plan.frequency, plan.repetition))  # type: ignore[index]
+        some = logits[rows]
+        repeated = np.where(some > 0, some / repetition, some * repetition)
+        logits[rows] = np.where(seen, repeated, some) - frequency * counts - presence * (counts > 0)
+    for row, ids in plan.forbidden:
+        logits[row, ids] = -np.inf
+    return logits
+
+
+def _weights(logits: Array, plan: DrawPlan, row: int) -> Array:
+    """Unnormalised probabilities [V] in fp64 of one row after temperature and filters."""
+    with np.errstate(over="ignore"):
+        scaled = logits / plan.temperature[row]
+    scaled = scaled - scaled.max()
+    top_k, top_p, min_p = int(plan.top_k[row]), plan.top_p[row], plan.min_p[row]
+    if top_k:
+        k = min(top_k, len(scaled))
+        scaled[scaled < np.partition(scaled, -k)[-k]] = -np.inf
+    if top_p < 1:
+        scaled[scaled < _top_p_threshold(scaled, top_p)] = -np.inf
+    if min_p:
+        scaled[scaled < np.log(min_p)] = -np.inf  # the best token stands at 0
+    return np.exp(scaled.astype(np.float64))
+
+
+def _top_p_threshold(scaled: Array, top_p: float) -> float:
+    """The last logit of the smallest set whose probability reaches `top_p`."""
+    ordered = np.sort(scaled[scaled > -np.inf])[::-1]
+    probabilities = np.exp(ordered)
+    probabilities = probabilities / probabilities.sum()
+    before = probabilities.cumsum(dtype=np.float64) - probabilities
+    kept = max(1, int((before < top_p).sum()))
+    return float(ordered[kept - 1])
