@@ -1,0 +1,264 @@
+"""resolve(): every "auto" and None of an EngineConfig is decided here, once, and says why. Pure functions, no torch.
+
+    EngineConfig + ModelConfig + Hardware + bytes of the weights  ──▶  Resolved: a config without open questions,
+                                                                       the size of every block pool, reasons, notices
+
+A *reason* is one line per decision that was left open. A *notice* is one line the user should see without asking: the
+engine does something other than he may expect. What cannot be honoured raises, with the numbers and the remedy.
+How KV memory is divided stands in `config/kv_memory.py`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from kvant.config.engine import EngineConfig
+from kvant.config.hardware import Gpu, Hardware
+from kvant.config.kv_memory import KVPlan, divide, longest_context, show_bytes
+from kvant.config.model import CacheGroup, ModelConfig
+from kvant.errors import CapacityError, ConfigError
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+# A prompt's chunk is computed while others wait for their next token. On two cores 512 tokens take about a quarter of a
+# second and are where a CPU's prefill speed levels off; a data-centre GPU needs thousands to be busy.
+TOKENS_PER_STEP = {"cpu": 512, "cuda": 8192}
+
+CPU_KV_SHARE = 0.4  # of what is left after the weights: activations, the page cache and other programs need the rest
+CPU_KV_MOST = 4 << 30
+CUDA_CONTEXT = 512 << 20  # what the driver and the libraries take on a GPU before the first tensor
+
+
+class Choice(NamedTuple):
+    """One decision. `reason` is empty where the user decided; `notice` where there is nothing to say."""
+
+    value: str
+    reason: str = ""
+    notice: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """An EngineConfig in which every field has a value, and what follows from it for memory."""
+
+    config: EngineConfig
+    groups: tuple[CacheGroup, ...]  # the model's, with the config's block size
+    num_blocks: tuple[int, ...]  # per group, the null block included
+    kv_bytes: int  # what those blocks take together
+    reasons: tuple[str, ...]
+    notices: tuple[str, ...]
+
+
+def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight_bytes: int) -> Resolved:
+    """Decides what `config` leaves open. `weight_bytes`: what the weights will take in memory, not yet allocated.
+
+    Raises `ConfigError` for a device, dtype or context that cannot be, `CapacityError` where memory does not suffice.
+    """
+    device = choose_device(config, hardware)
+    dtype = choose_dtype(config, hardware, device.value, model.torch_dtype)
+    threads = choose_threads(config, hardware)
+    tokens = _tokens_per_step(config, device.value)
+    config = replace(
+        config,
+        device=device.value,
+        dtype=dtype.value,
+        threads=int(threads.value),
+        max_num_batched_tokens=int(tokens.value),
+    )
+    context, plan, memory = _decide_memory(config, model, hardware, weight_bytes)
+    choices = (device, dtype, threads, tokens, context, memory)
+    return Resolved(
+        config=replace(config, max_model_len=int(context.value), kv_cache_memory_bytes=int(memory.value)),
+        groups=plan.groups,
+        num_blocks=plan.num_blocks,
+        kv_bytes=plan.num_bytes,
+        reasons=tuple(choice.reason for choice in choices if choice.reason),
+        notices=tuple(choice.notice for choice in choices if choice.notice),
+    )
+
+
+# --- device, dtype, threads ---------------------------------------------------------------------------------------------
+
+
+def choose_device(config: EngineConfig, hardware: Hardware) -> Choice:
+    """ "cpu" or "cuda"."""
+    if config.device == "cpu":
+        return Choice("cpu")
+    problem, remedy = "", ""
+    if not hardware.gpus:
+        problem, remedy = "no NVIDIA GPU was found", "take --device cpu, or check the driver with nvidia-smi"
+    elif hardware.torch_cuda is None:
+        problem, remedy = "the installed torch is built for CPUs only", "install torch with CUDA, or take --device cpu"
+    if config.device == "cuda":
+        if problem:
+            raise ConfigError(f"device 'cuda' is not possible: {problem}; {remedy}", param="device")
+        return Choice("cuda")
+    if not problem:
+        return Choice("cuda", f"device: cuda, because there is a GPU ({hardware.gpus[0].name})")
+    unused = f"a GPU ({hardware.gpus[0].name}) is there but not used: {problem}; {remedy}" if hardware.gpus else ""
+    return Choice("cpu", f"device: cpu, because {problem}", unused)
+
+
+def choose_dtype(config: EngineConfig, hardware: Hardware, device: str, trained_in: str) -> Choice:
+    """The arithmetic of the network. `trained_in` is the dtype the weights were published in.
+
+    float16 is chosen only for weights published in it: activations of models trained in bfloat16 exceed its range (65,504).
+    """
+    fast = _has_fast_bfloat16(hardware, device)
+    where = f"this {'CPU' if device == 'cpu' else 'GPU'}"
+    if config.dtype == "auto":
+        if device == "cuda" and trained_in == "float16":
+            return Choice("float16", "dtype: float16, because the weights were published in it")
+        if fast:
+            return Choice("bfloat16", f"dtype: bfloat16, because {where} computes in it directly")
+        return Choice("float32", f"dtype: float32, because {where} does not compute in bfloat16 directly")
+    notice = ""
+    if config.dtype == "float16" and trained_in != "float16":
+        notice = f"dtype float16 may overflow with weights published in {trained_in}; a request that does ends with an error"
+    elif config.dtype == "bfloat16" and not fast:
+        notice = f"dtype bfloat16 is slow here: {where} does not compute in it directly; float32 is faster"
+    return Choice(config.dtype, notice=notice)
+
+
+def _has_fast_bfloat16(hardware: Hardware, device: str) -> bool:
+    if device == "cuda":
+        return hardware.gpus[0].compute_capability >= (8, 0)
+    return bool(hardware.cpu_flags & {"avx512_bf16", "amx_bf16"})
+
+
+def choose_threads(config: EngineConfig, hardware: Hardware) -> Choice:
+    """How many CPU threads compute."""
+    cores, cpus = hardware.num_cores, hardware.num_cpus
+    if config.threads is None:
+        return Choice(str(cores), f"threads: {cores}, because this process may use {_count(cores, 'core')}")
+    notice = ""
+    if config.threads > cpus:
+        notice = f"{config.threads} threads on {_count(cpus, 'CPU')} wait for each other; {cores} would be faster"
+    return Choice(str(config.threads), notice=notice)
+
+
+def _tokens_per_step(config: EngineConfig, device: str) -> Choice:
+    if config.max_num_batched_tokens is not None:
+        return Choice(str(config.max_num_batched_tokens))
+    # Fewer tokens than sequences would make some of them sit out a step.
+    tokens = max(TOKENS_PER_STEP[device], config.max_num_seqs)
+    return Choice(str(tokens), f"max_num_batched_tokens: {tokens}, the default on a {'CPU' if device == 'cpu' else 'GPU'}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+# --- memory and context -------------------------------------------------------------------------------------------------
+
+
+class _Decided(NamedTuple):
+    context: Choice
+    plan: KVPlan
+    memory: Choice
+
+
+def _decide_memory(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight_bytes: int) -> _Decided:
+    """Context length and block pools of a config whose device, dtype and tokens per step are decided."""
+    most = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > most:
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} is beyond the {most} positions of the model; ask for {most} or less",
+            param="max_model_len",
+        )
+    groups = tuple(replace(group, block_size=config.block_size) for group in model.cache_groups())
+    plan = KVPlan(groups=groups, itemsize=ITEMSIZE[config.dtype], step_tokens=_decided(config.max_num_batched_tokens))
+    budget = _kv_budget(config, model, hardware, weight_bytes)
+    wanted = config.max_model_len or most
+    fits = longest_context(plan, budget, wanted)
+    context = _choose_context(config, most, fits, plan, budget)
+    exact = config.kv_cache_memory_bytes is not None
+    plan = divide(plan, budget, int(context.value), config.max_num_seqs, spend_all=exact or config.device == "cuda")
+    if exact:
+        return _Decided(context, plan, Choice(str(budget)))
+    rule = "what the sequences can use at most" if plan.num_bytes < 0.99 * budget else _RULES[config.device]
+    return _Decided(context, plan, Choice(str(plan.num_bytes), f"kv_cache_memory_bytes: {show_bytes(plan.num_bytes)}, {rule}"))
+
+
+_RULES = {
+    "cpu": f"{CPU_KV_SHARE:.0%} of the memory that is free after the weights, at most {CPU_KV_MOST >> 30} GiB",
+    "cuda": "gpu_memory_utilization of the GPU's memory, less weights and workspace",
+}
+
+
+def _choose_context(config: EngineConfig, most: int, fits: int, plan: KVPlan, budget: int) -> Choice:
+    held = f"{show_bytes(budget)} of KV memory hold {fits}"
+    remedy = (
+        "raise kv_cache_memory_bytes"
+        if config.device == "cpu" or config.kv_cache_memory_bytes
+        else "raise gpu_memory_utilization"
+    )
+    if fits < min(config.block_size, config.max_model_len or most):
+        raise CapacityError(
+            f"there is no room for keys and values: {show_bytes(budget)}, but {config.block_size} tokens take "
+            f"{show_bytes(plan.bytes_of(config.block_size))}; {remedy}",
+            param="kv_cache_memory_bytes",
+        )
+    if config.max_model_len is None:
+        if fits == most:
+            return Choice(str(most), f"max_model_len: {most}, the model's own")
+        notice = f"the context is {fits} tokens instead of the model's {most}: {held}; {remedy} for more"
+        return Choice(str(fits), f"max_model_len: {fits}, because {held}", notice)
+    if fits < config.max_model_len:
+        raise CapacityError(
+            f"a context of {config.max_model_len} tokens takes {show_bytes(plan.bytes_of(config.max_model_len))} of KV memory, "
+            f"but {held}; ask for a max_model_len of {fits} or less, or {remedy}",
+            param="max_model_len",
+        )
+    return Choice(str(config.max_model_len))
+
+
+def _kv_budget(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight_bytes: int) -> int:
+    """Bytes that keys and values may take."""
+    gpu = hardware.gpus[0] if config.device == "cuda" else None
+    free = gpu.memory_free if gpu else hardware.memory_available
+    place = "GPU memory" if gpu else "memory"
+    if weight_bytes >= free:
+        raise CapacityError(
+            f"the weights take {show_bytes(weight_bytes)}, but only {show_bytes(free)} of {place} are free; "
+            "close other programs, raise the limit of this container, or take a smaller model"
+        )
+    left = free - weight_bytes
+    if config.kv_cache_memory_bytes is not None:
+        if config.kv_cache_memory_bytes > left:
+            raise CapacityError(
+                f"kv_cache_memory_bytes asks for {show_bytes(config.kv_cache_memory_bytes)}, but {show_bytes(left)} of {place} "
+                f"are free beside the weights ({show_bytes(weight_bytes)}); ask for less",
+                param="kv_cache_memory_bytes",
+            )
+        return config.kv_cache_memory_bytes
+    if gpu is None:
+        return min(int(CPU_KV_SHARE * left), CPU_KV_MOST)
+    return _gpu_budget(config, model, gpu, weight_bytes)
+
+
+def _gpu_budget(config: EngineConfig, model: ModelConfig, gpu: Gpu, weight_bytes: int) -> int:
+    """gpu_memory_utilization x total, less what others hold, the weights, the driver's context and the step's workspace."""
+    allowed = int(config.gpu_memory_utilization * gpu.memory_total)
+    taken = gpu.memory_total - gpu.memory_free
+    budget = allowed - taken - weight_bytes - CUDA_CONTEXT - _workspace(config, model)
+    if budget <= 0:
+        raise CapacityError(
+            f"gpu_memory_utilization {config.gpu_memory_utilization:g} allows {show_bytes(allowed)}, which other programs "
+            f"({show_bytes(taken)}), weights ({show_bytes(weight_bytes)}) and workspace use up; raise it, or free the GPU",
+            param="gpu_memory_utilization",
+        )
+    return budget
+
+
+def _workspace(config: EngineConfig, model: ModelConfig) -> int:
+    """Bytes of activations that live at the same time: two residual rows, the widest layer's input and outputs, and the
+    float32 logits of every sequence with the sorted copies that sampling makes (values and 64-bit indices)."""
+    attention = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
+    widest = max(3 * model.intermediate_size, 2 * attention)
+    activations = _decided(config.max_num_batched_tokens) * (3 * model.hidden_size + widest) * ITEMSIZE[config.dtype]
+    return activations + config.max_num_seqs * model.vocab_size * (4 + 4 + 8)
+
+
+def _decided(value: int | None) -> int:
+    assert value is not None, "decided before memory is"
+    return value
