@@ -6,7 +6,7 @@ select    logits of the wanted rows -> drawn ids, log-probabilities; no waiting 
 arrive    the Selection reaches the host (a method of what `select` returns)
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,53 +16,10 @@ from torch import Tensor
 from kvant.attention.storage import KVStorage
 from kvant.batch import Batch, Hidden
 from kvant.runner.batch_builder import PromptScore, SelectPlan, build
+from kvant.runner.pending import SCORE_ROWS, Pending, Prepared
 from kvant.runner.seats import SeatTable, TokenCounts
 from kvant.sampling import logprobs, sampler
-from kvant.types import Schedule, Selected, Selection, TokenLogprobs
-
-SCORE_ROWS = 128  # prompt positions whose logits exist at the same time: 128 x 49,152 fp32 are 25 MB
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
-    """One step's input: on the device, with the attention planned, and what `select` needs to know."""
-
-    batch: Batch
-    cache: Any
-    plan: SelectPlan
-
-
-@dataclass(slots=True, eq=False)
-class Pending:
-    """A Selection that is still on the device."""
-
-    num_rows: int
-    plan: SelectPlan
-    ids: Tensor  # [Z]
-    finite: Tensor  # [R]
-    reports: list[TokenLogprobs]  # of `plan.logprobs`, in its order
-    scores: dict[int, tuple[TokenLogprobs, ...]]  # schedule row -> its prompt positions
-
-    def arrive(self) -> Selection:
-        """Waits for the device and gives one entry per row of the schedule."""
-        ids, finite = self.ids.tolist(), self.finite.tolist()
-        report_of = {draw: report for (draw, _), report in zip(self.plan.logprobs, self.reports, strict=True)}
-        draws_of: dict[int, list[int]] = {}
-        for draw, logit_row in enumerate(self.plan.draw.rows.tolist()):
-            draws_of.setdefault(self.plan.drawing[logit_row], []).append(draw)
-        finite_of = dict(zip(self.plan.drawing, finite, strict=True))
-        return Selection(rows=tuple(self._row(row, draws_of, finite_of, ids, report_of) for row in range(self.num_rows)))
-
-    def _row(self, row: int, draws_of: dict, finite_of: dict, ids: list[int], report_of: dict) -> Selected:
-        draws = draws_of.get(row, ())
-        reports = tuple(report_of[draw] for draw in draws if draw in report_of)
-        return Selected(
-            token_ids=tuple(ids[draw] for draw in draws),
-            logprobs=reports,
-            chosen_logprobs=tuple(report.logprob for report in reports),
-            prompt_logprobs=self.scores.get(row, ()),
-            finite=finite_of.get(row, True),
-        )
+from kvant.types import Schedule, TokenLogprobs
 
 
 class TorchRunner:
