@@ -9,7 +9,7 @@ How KV memory is divided stands in `config/kv_memory.py`.
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from kvant.config.engine import EngineConfig
 from kvant.config.hardware import Gpu, Hardware
@@ -28,10 +28,13 @@ CPU_KV_MOST = 4 << 30
 CUDA_CONTEXT = 512 << 20  # what the driver and the libraries take on a GPU before the first tensor
 
 
-class Choice(NamedTuple):
+T = TypeVar("T")
+
+
+class Choice(NamedTuple, Generic[T]):
     """One decision. `reason` is empty where the user decided; `notice` where there is nothing to say."""
 
-    value: str
+    value: T
     reason: str = ""
     notice: str = ""
 
@@ -61,13 +64,13 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight
         config,
         device=device.value,
         dtype=dtype.value,
-        threads=int(threads.value),
-        max_num_batched_tokens=int(tokens.value),
+        threads=threads.value,
+        max_num_batched_tokens=tokens.value,
     )
     context, plan, memory = _decide_memory(config, model, hardware, weight_bytes)
-    choices = (device, dtype, threads, tokens, context, memory)
+    choices: tuple[Choice[str] | Choice[int], ...] = (device, dtype, threads, tokens, context, memory)
     return Resolved(
-        config=replace(config, max_model_len=int(context.value), kv_cache_memory_bytes=int(memory.value)),
+        config=replace(config, max_model_len=context.value, kv_cache_memory_bytes=memory.value),
         groups=plan.groups,
         num_blocks=plan.num_blocks,
         kv_bytes=plan.num_bytes,
@@ -79,7 +82,7 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight
 # --- device, dtype, threads ---------------------------------------------------------------------------------------------
 
 
-def choose_device(config: EngineConfig, hardware: Hardware) -> Choice:
+def choose_device(config: EngineConfig, hardware: Hardware) -> Choice[str]:
     """ "cpu" or "cuda"."""
     if config.device == "cpu":
         return Choice("cpu")
@@ -98,7 +101,7 @@ def choose_device(config: EngineConfig, hardware: Hardware) -> Choice:
     return Choice("cpu", f"device: cpu, because {problem}", unused)
 
 
-def choose_dtype(config: EngineConfig, hardware: Hardware, device: str, trained_in: str) -> Choice:
+def choose_dtype(config: EngineConfig, hardware: Hardware, device: str, trained_in: str) -> Choice[str]:
     """The arithmetic of the network. `trained_in` is the dtype the weights were published in.
 
     float16 is chosen only for weights published in it: activations of models trained in bfloat16 exceed its range (65,504).
@@ -125,23 +128,23 @@ def _has_fast_bfloat16(hardware: Hardware, device: str) -> bool:
     return bool(hardware.cpu_flags & {"avx512_bf16", "amx_bf16"})
 
 
-def choose_threads(config: EngineConfig, hardware: Hardware) -> Choice:
+def choose_threads(config: EngineConfig, hardware: Hardware) -> Choice[int]:
     """How many CPU threads compute."""
     cores, cpus = hardware.num_cores, hardware.num_cpus
     if config.threads is None:
-        return Choice(str(cores), f"threads: {cores}, because this process may use {_count(cores, 'core')}")
+        return Choice(cores, f"threads: {cores}, because this process may use {_count(cores, 'core')}")
     notice = ""
     if config.threads > cpus:
         notice = f"{config.threads} threads on {_count(cpus, 'CPU')} wait for each other; {cores} would be faster"
-    return Choice(str(config.threads), notice=notice)
+    return Choice(config.threads, notice=notice)
 
 
-def _tokens_per_step(config: EngineConfig, device: str) -> Choice:
+def _tokens_per_step(config: EngineConfig, device: str) -> Choice[int]:
     if config.max_num_batched_tokens is not None:
-        return Choice(str(config.max_num_batched_tokens))
+        return Choice(config.max_num_batched_tokens)
     # Fewer tokens than sequences would make some of them sit out a step.
     tokens = max(TOKENS_PER_STEP[device], config.max_num_seqs)
-    return Choice(str(tokens), f"max_num_batched_tokens: {tokens}, the default on a {'CPU' if device == 'cpu' else 'GPU'}")
+    return Choice(tokens, f"max_num_batched_tokens: {tokens}, the default on a {'CPU' if device == 'cpu' else 'GPU'}")
 
 
 def _count(number: int, noun: str) -> str:
@@ -152,9 +155,9 @@ def _count(number: int, noun: str) -> str:
 
 
 class _Decided(NamedTuple):
-    context: Choice
+    context: Choice[int]
     plan: KVPlan
-    memory: Choice
+    memory: Choice[int]
 
 
 def _decide_memory(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight_bytes: int) -> _Decided:
@@ -172,11 +175,11 @@ def _decide_memory(config: EngineConfig, model: ModelConfig, hardware: Hardware,
     fits = longest_context(plan, budget, wanted)
     context = _choose_context(config, most, fits, plan, budget)
     exact = config.kv_cache_memory_bytes is not None
-    plan = divide(plan, budget, int(context.value), config.max_num_seqs, spend_all=exact or config.device == "cuda")
+    plan = divide(plan, budget, context.value, config.max_num_seqs, spend_all=exact or config.device == "cuda")
     if exact:
-        return _Decided(context, plan, Choice(str(budget)))
+        return _Decided(context, plan, Choice(budget))
     rule = "what the sequences can use at most" if plan.num_bytes < 0.99 * budget else _RULES[config.device]
-    return _Decided(context, plan, Choice(str(plan.num_bytes), f"kv_cache_memory_bytes: {show_bytes(plan.num_bytes)}, {rule}"))
+    return _Decided(context, plan, Choice(plan.num_bytes, f"kv_cache_memory_bytes: {show_bytes(plan.num_bytes)}, {rule}"))
 
 
 _RULES = {
@@ -185,13 +188,10 @@ _RULES = {
 }
 
 
-def _choose_context(config: EngineConfig, most: int, fits: int, plan: KVPlan, budget: int) -> Choice:
+def _choose_context(config: EngineConfig, most: int, fits: int, plan: KVPlan, budget: int) -> Choice[int]:
     held = f"{show_bytes(budget)} of KV memory hold {fits}"
-    remedy = (
-        "raise kv_cache_memory_bytes"
-        if config.device == "cpu" or config.kv_cache_memory_bytes
-        else "raise gpu_memory_utilization"
-    )
+    shared = config.device == "cuda" and config.kv_cache_memory_bytes is None
+    remedy = "raise gpu_memory_utilization" if shared else "raise kv_cache_memory_bytes"
     if fits < min(config.block_size, config.max_model_len or most):
         raise CapacityError(
             f"there is no room for keys and values: {show_bytes(budget)}, but {config.block_size} tokens take "
@@ -200,16 +200,16 @@ def _choose_context(config: EngineConfig, most: int, fits: int, plan: KVPlan, bu
         )
     if config.max_model_len is None:
         if fits == most:
-            return Choice(str(most), f"max_model_len: {most}, the model's own")
+            return Choice(most, f"max_model_len: {most}, the model's own")
         notice = f"the context is {fits} tokens instead of the model's {most}: {held}; {remedy} for more"
-        return Choice(str(fits), f"max_model_len: {fits}, because {held}", notice)
+        return Choice(fits, f"max_model_len: {fits}, because {held}", notice)
     if fits < config.max_model_len:
         raise CapacityError(
             f"a context of {config.max_model_len} tokens takes {show_bytes(plan.bytes_of(config.max_model_len))} of KV memory, "
             f"but {held}; ask for a max_model_len of {fits} or less, or {remedy}",
             param="max_model_len",
         )
-    return Choice(str(config.max_model_len))
+    return Choice(config.max_model_len)
 
 
 def _kv_budget(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight_bytes: int) -> int:

@@ -138,7 +138,7 @@ def test_slow_bfloat16_is_noticed():
 @pytest.mark.parametrize("threads, expected, noticed", [(None, 4, False), (2, 2, False), (8, 8, False), (9, 9, True)])
 def test_threads(threads, expected, noticed):
     choice = choose_threads(EngineConfig(threads=threads), PLAIN)
-    assert (int(choice.value), bool(choice.notice)) == (expected, noticed)
+    assert (choice.value, bool(choice.notice)) == (expected, noticed)
 
 
 @pytest.mark.parametrize(
