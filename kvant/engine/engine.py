@@ -14,22 +14,29 @@ from itertools import count
 from typing import Any
 
 from kvant.config.sampling import SamplingParams
-from kvant.decoding.strategy import DecodeContext, decode
+from kvant.decoding.stopping import DecodeContext
+from kvant.decoding.strategy import decode
 from kvant.engine.inbox import Inbox
 from kvant.errors import ContextLengthError, RequestError
 from kvant.scheduler.scheduler import Scheduler
-from kvant.tokenizer.tokenizer import Tokenizer
 from kvant.types import Abort, Add, Decision, Output, Request, StepInput
 
 
 class Engine:
     """One model on one runner, serving any number of requests at once."""
 
-    def __init__(self, scheduler: Scheduler, runner: Any, context: DecodeContext, tokenizer: Tokenizer, seed: int):
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Any,
+        context: DecodeContext,
+        end_token_ids: frozenset[int] = frozenset(),
+        seed: int = 0,
+    ):
         self.scheduler = scheduler
         self.runner = runner
         self.context = context
-        self.tokenizer = tokenizer
+        self.end_token_ids = end_token_ids
         self.inbox = Inbox()
         self._seed = seed
         self._numbers = count()
@@ -52,7 +59,7 @@ class Engine:
             request_id=details.pop("request_id", f"request-{number}"),
             prompt_token_ids=tuple(token_ids),
             sampling=sampling,
-            end_token_ids=self.context.end_token_ids,
+            end_token_ids=self.end_token_ids,
             # Unseeded requests get numbers of their own, far apart; a seeded engine repeats them run after run.
             seed=sampling.seed if sampling.seed is not None else (self._seed + number * 1_000_003) % 2**63,
             **details,
