@@ -1,0 +1,63 @@
+"""Environment: what Kvant takes from the process's environment. The only place in the project that reads it.
+
+    KVANT_CACHE      folder of the model store and of compiled kernels; else XDG_CACHE_HOME/kvant, else ~/.cache/kvant
+    KVANT_OFFLINE    anything but empty, 0, false, no, off: nothing is ever downloaded
+    NO_COLOR         set and not empty: plain text in the terminal (no-color.org)
+
+It is read once, by whoever stands at a door, and handed down as a value: tests pass an `Environment` of their own.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvant.errors import ConfigError
+
+FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The settings that come from outside the command line."""
+
+    cache: Path
+    offline: bool = False
+    color: bool = True
+
+    @property
+    def models(self) -> Path:
+        """Where downloaded models lie, one folder per alias."""
+        return self.cache / "models"
+
+    @property
+    def downloads(self) -> Path:
+        """Where packages wait until their model is unpacked."""
+        return self.cache / "downloads"
+
+
+def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """The settings of `variables`, by default those of this process."""
+    values = os.environ if variables is None else variables
+    return Environment(
+        cache=_cache_folder(values),
+        offline=values.get("KVANT_OFFLINE", "").strip().lower() not in FALSE_WORDS,
+        color=not values.get("NO_COLOR"),
+    )
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """This process's variables with `changes`, for a program that is started from here."""
+    return {**os.environ, **changes}
+
+
+def _cache_folder(values: Mapping[str, str]) -> Path:
+    own, shared = values.get("KVANT_CACHE"), values.get("XDG_CACHE_HOME")
+    try:
+        if own:
+            return Path(own).expanduser().absolute()
+        if shared and Path(shared).is_absolute():  # the specification tells to ignore relative ones
+            return Path(shared) / "kvant"
+        return Path.home() / ".cache" / "kvant"
+    except RuntimeError:
+        raise ConfigError("this user has no home folder; set KVANT_CACHE to a folder for models", param="KVANT_CACHE") from None
