@@ -32,8 +32,9 @@ class LLM:
         except TypeError as error:
             raise ConfigError(f"unknown option: {error}; see EngineConfig for the options") from None
         created = create(self.config)
+        self.config = created.config
         self.engine = created.engine
-        self.tokenizer = created.engine.tokenizer
+        self.tokenizer = created.tokenizer
         self.max_model_len: int = created.engine.context.max_model_len
         self.default_sampling: dict[str, Any] = created.default_sampling
         self.notices: tuple[str, ...] = created.notices

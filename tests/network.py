@@ -8,10 +8,11 @@ import torch
 from kvant.attention.sdpa import SDPAAttention
 from kvant.attention.storage import KVStorage
 from kvant.batch import Batch, GroupBatch
+from kvant.checkpoint.checkpoint import FileTensors
 from kvant.config.formats import StoredTensor
 from kvant.config.model import ModelConfig
 from kvant.distributed.mesh import Mesh
-from kvant.models.load import MappedTensors, build, load_weights
+from kvant.models.load import build, load_weights
 from kvant.quantization.scheme import Placement
 
 
@@ -28,7 +29,7 @@ def from_transformers(hf, config: ModelConfig, dtype=torch.float32):
     if config.tie_word_embeddings:
         state = {name: tensor for name, tensor in state.items() if name != "lm_head.weight"}
     model = build(config, Mesh())
-    load_weights(model, MappedTensors({n: stored(n, t) for n, t in state.items()}), Placement(device="cpu", dtype=dtype))
+    load_weights(model, FileTensors({n: stored(n, t) for n, t in state.items()}), Placement(device="cpu", dtype=dtype))
     return model
 
 

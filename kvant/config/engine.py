@@ -21,7 +21,7 @@ class EngineConfig:
     max_num_seqs: int = option(64, "the most sequences computed in one step")
     max_num_batched_tokens: int | None = option(None, "the most tokens computed in one step", unit="tokens")
     block_size: int = option(16, "tokens per KV block", unit="tokens")
-    kv_cache_memory_bytes: int | None = option(None, "exact size of the KV cache; None: a share of the free memory", unit="bytes")
+    kv_cache_memory_bytes: int | None = option(None, "size of the KV cache; None: a share of free memory", unit="bytes")
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory that the engine may use")
     enable_prefix_caching: bool = option(True, "reuse the keys and values of prompts with a common beginning")
     seed: int | None = option(None, "makes requests without a seed of their own reproducible")

@@ -32,7 +32,7 @@ class RopeScaling:
         rope_type = raw.get("rope_type", raw.get("type", "default"))  # both spellings occur in the wild
         if rope_type not in ROPE_TYPES:
             raise UnsupportedError(
-                f"rope_scaling type {rope_type!r} is not built here; supported: {', '.join(ROPE_TYPES)} (docs/adding_a_model.md)"
+                f"rope_scaling type {rope_type!r} is not built here; supported: {', '.join(ROPE_TYPES)} (see docs/models.md)"
             )
         known = {f.name for f in fields(cls)}
         return cls(**{k: v for k, v in raw.items() if k in known and k != "rope_type"}, rope_type=rope_type)
@@ -61,7 +61,7 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     sliding_window: int | None = None  # W: a query sees at most W keys, itself included; None: all
     layer_types: tuple[str, ...] = ()
-    query_pre_attn_scalar: float | None = None  # scores are scaled by this ** -0.5 instead of head_dim ** -0.5
+    query_pre_attn_scalar: float | None = None  # scores are scaled by this ** -0.5; None: by head_dim ** -0.5
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
     torch_dtype: str = "bfloat16"  # the dtype that the weights were trained or published in
@@ -113,7 +113,8 @@ class ModelConfig:
                 raise CheckpointError(f"the model's {name} must be a positive whole number, not {value!r}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise CheckpointError(
-                f"num_attention_heads ({self.num_attention_heads}) is no multiple of num_key_value_heads ({self.num_key_value_heads})"
+                f"num_attention_heads ({self.num_attention_heads}) is no multiple of "
+                f"num_key_value_heads ({self.num_key_value_heads})"
             )
         if self.head_dim % 2:
             raise CheckpointError(f"head_dim must be even for rotary embeddings, not {self.head_dim}")

@@ -4,7 +4,6 @@ Missing, misshapen and unconsumed tensors refuse the load, by name: a network wi
 and wrongly.
 """
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 from kvant.config.formats import StoredTensor
@@ -74,16 +73,3 @@ def _refuse(what: str, names: list[str]) -> None:
     if names:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         raise CheckpointError(f"the checkpoint {what} {', '.join(names[:SHOWN])}{more}")
-
-
-class MappedTensors:
-    """A checkpoint's tensors as a `TensorSource`."""
-
-    def __init__(self, tensors: Mapping[str, StoredTensor]):
-        self._tensors = tensors
-
-    def find(self, name: str, shape: Shape) -> StoredTensor | None:
-        return self._tensors.get(name)
-
-    def names(self) -> set[str]:
-        return set(self._tensors)

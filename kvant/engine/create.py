@@ -1,0 +1,63 @@
+"""From an EngineConfig to a running engine: the one place where all parts are made and joined.
+
+    open ─▶ tokenizer ─▶ resolve every "auto" ─▶ weights, cache tensors, runner ─▶ scheduler ─▶ Engine
+
+The order matters: memory is planned before anything large is allocated, and everything a user can have got wrong about the
+model or the options is noticed before the weights are read.
+"""
+
+import os
+from typing import Any, NamedTuple
+
+from kvant.config.engine import EngineConfig
+from kvant.config.hardware import detect
+from kvant.config.resolve import Resolved, resolve
+from kvant.decoding.stopping import DecodeContext
+from kvant.decoding.strategy import want, width
+from kvant.engine.engine import Engine
+from kvant.kvcache.manager import KVCacheManager
+from kvant.runner.factory import Opened, create_runner, open_model
+from kvant.scheduler.budget import SchedulerLimits
+from kvant.scheduler.scheduler import Scheduler
+from kvant.tokenizer.stops import StopMatcher
+from kvant.tokenizer.tokenizer import Tokenizer
+
+
+class Created(NamedTuple):
+    """An engine and what its doors tell the user."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    config: EngineConfig  # with everything decided
+    default_sampling: dict[str, Any]
+    reasons: tuple[str, ...]
+    notices: tuple[str, ...]
+
+
+def create(config: EngineConfig) -> Created:
+    """Raises `ModelError` and `ConfigError` with their children, each naming the thing and the remedy."""
+    opened = open_model(config.model)
+    tokenizer = Tokenizer.from_source(opened.tokenizer_source)
+    resolved = resolve(config, opened.config, detect(), opened.weight_bytes)
+    engine = _engine(resolved, opened, tokenizer)
+    notices = (*resolved.notices, *opened.notices)
+    return Created(engine, tokenizer, resolved.config, opened.default_sampling, resolved.reasons, notices)
+
+
+def _engine(resolved: Resolved, opened: Opened, tokenizer: Tokenizer) -> Engine:
+    config = resolved.config
+    assert config.max_model_len is not None and config.max_num_batched_tokens is not None
+    runner = create_runner(resolved, opened, tokenizer.vocab_size)
+    manager = KVCacheManager(resolved.groups, resolved.num_blocks, enable_prefix_caching=config.enable_prefix_caching)
+    limits = SchedulerLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+    )
+    context = DecodeContext(
+        max_model_len=config.max_model_len,
+        new_matcher=lambda stop: StopMatcher(stop, tokenizer.token_bytes),
+    )
+    end_token_ids = frozenset(opened.end_token_ids) | frozenset(tokenizer.eos_ids)
+    seed = config.seed if config.seed is not None else int.from_bytes(os.urandom(7), "little")
+    return Engine(Scheduler(manager, limits, want, width), runner, context, end_token_ids, seed)

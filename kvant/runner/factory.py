@@ -1,0 +1,84 @@
+"""Where a runner comes from: a checkpoint is opened, its network built, weights and cache tensors are placed.
+
+Two runners, one choice, made in `config/resolve.py` and carried out here: `torch` on any device, `native` on a CPU.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvant.attention.select import backend
+from kvant.config.model import ModelConfig
+from kvant.config.resolve import Resolved
+from kvant.distributed.mesh import Mesh
+from kvant.models.load import build, load_weights
+from kvant.models.load import open_model as open_checkpoint
+from kvant.runner.seats import SeatTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A checkpoint whose headers are read and whose weights are not."""
+
+    checkpoint: Any
+    config: ModelConfig
+    weight_bytes: int
+    tokenizer_source: Any
+    default_sampling: dict[str, Any]
+    end_token_ids: tuple[int, ...]
+    notices: tuple[str, ...]
+
+
+def open_model(name: str) -> Opened:
+    """Opens an alias, file, directory or `dummy:`. Raises `ModelError` and its children."""
+    checkpoint = open_checkpoint(name)
+    config = ModelConfig.from_dict(checkpoint.config)
+    return Opened(
+        checkpoint=checkpoint,
+        config=config,
+        weight_bytes=_weight_bytes(config),
+        tokenizer_source=checkpoint.tokenizer_source,
+        default_sampling=_sampling(checkpoint.generation_config),
+        end_token_ids=tuple(checkpoint.end_token_ids),
+        notices=tuple(f"not used by this network: {name}" for name in checkpoint.skipped),
+    )
+
+
+def create_runner(resolved: Resolved, opened: Opened, num_tokens_known: int) -> Any:
+    """The runner of a resolved configuration, with weights loaded and cache allocated."""
+    import torch
+
+    from kvant.attention.storage import KVStorage
+    from kvant.quantization.scheme import Placement
+    from kvant.runner.runner import TorchRunner
+
+    config = resolved.config
+    assert config.max_model_len is not None
+    if config.device == "cpu":
+        torch.set_num_threads(config.threads or 1)
+    dtype = getattr(torch, config.dtype)
+    model = build(opened.config, Mesh())
+    load_weights(model, opened.checkpoint.tensors, Placement(device=config.device, dtype=dtype))
+    storage = KVStorage(resolved.groups, resolved.num_blocks, dtype, config.device)
+    seats = SeatTable(config.max_num_seqs, resolved.groups, config.max_model_len)
+    attention = backend("auto", opened.config.attn_logit_softcapping is not None)
+    return TorchRunner(model, storage, seats, attention, min(num_tokens_known, opened.config.vocab_size))
+
+
+def _weight_bytes(config: ModelConfig, itemsize: int = 4) -> int:
+    """An upper bound of what the weights take in memory: every wanted value in fp32."""
+    total = 0
+    for _, brick in build(config, Mesh()).walk():
+        for shape in brick.wants().values():
+            count = 1
+            for size in shape:
+                count *= size
+            total += count * itemsize
+    return total
+
+
+def _sampling(generation_config: dict[str, Any]) -> dict[str, Any]:
+    """The sampling parameters that the model's authors recommend, by our names."""
+    if generation_config.get("do_sample") is False:
+        return {"temperature": 0.0}
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    return {name: generation_config[name] for name in names if generation_config.get(name) is not None}
