@@ -161,7 +161,7 @@ class Program:
         return out if residual is None else self.add(residual, out)
 
     def rotary(self, x: Buffer, head_dim: int, inv_freq: Any, scale: float = 1.0) -> Buffer:
-        """Rotate-half by position * inv_freq; the first 2 * len(inv_freq) columns of each head turn. `scale` multiplies both."""
+        """Rotate-half by position * inv_freq: the first 2 * len(inv_freq) columns of each head turn, times `scale`."""
         frequencies = _fp32(inv_freq)
         self._same(x.width % head_dim, 0, "rotary")
         if 2 * frequencies.size > head_dim:

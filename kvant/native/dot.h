@@ -1,0 +1,232 @@
+// Few rows: one panel of weights (16 outputs) times up to 8 rows of activations.
+//
+// Integer codes meet integer codes: per tile of 32 columns an exact 32-bit sum, then one fp32 multiply-add per lane,
+//
+//     out[lane] += scale_w[lane] * scale_a * sum_i (c_w[i] - o) c_a[i]  +  minimum_w[lane] * (scale_a * sum_i c_a[i])
+//
+// in the order of the tiles, whatever the number of rows: a row's result does not depend on its company. The weights are
+// unpacked once per block of rows. Three bodies of the same arithmetic: AVX-512 VNNI, AVX2, plain C++.
+#pragma once
+
+#include "pack.h"
+
+namespace kvant {
+
+constexpr int ROW_BLOCK = 8;
+// Bytes between the line in use and the line asked for: 1.2-2x at one row, where reading the weights is all there is.
+constexpr int PREFETCH_AHEAD = 4096;
+
+typedef void (*DotKernel)(const uint8_t* panel, const Activations& a, int row, float* out);
+
+#if defined(KVANT_AVX512)
+
+template <class Tile>
+static inline void unpack(const uint8_t* tile, __m512i* quads) {
+  if (Tile::bits == 8) {
+    for (int z = 0; z < 8; ++z) quads[z] = _mm512_loadu_si512(tile + 64 * z);
+    return;
+  }
+  const __m512i low = _mm512_set1_epi8(15);
+  for (int z = 0; z < 4; ++z) {
+    const __m512i both = _mm512_loadu_si512(tile + 64 * z);
+    quads[z] = _mm512_and_si512(both, low);
+    quads[z + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+  }
+  for (int plane = 0; plane < Tile::planes; ++plane) {
+    const __m512i bit = _mm512_set1_epi8((char)(16 << plane));
+    for (int z = 0; z < 8; ++z) {
+      uint64_t word;
+      std::memcpy(&word, tile + 256 + 64 * plane + 8 * z, 8);
+      quads[z] = _mm512_mask_add_epi8(quads[z], _cvtu64_mask64(word), quads[z], bit);
+    }
+  }
+}
+
+static inline __m512i broadcast4(const int8_t* p) {
+  int32_t four;
+  std::memcpy(&four, p, 4);
+  return _mm512_set1_epi32(four);
+}
+
+template <class Tile, int Rows>
+static void dot_codes(const uint8_t* panel, const Activations& a, int row, float* out) {
+  const int tiles = a.tiles;
+  const int8_t* codes = a.codes + (size_t)row * tiles * 32;
+  const float* scales = a.scales + (size_t)row * tiles;
+  const float* sums = a.sums + (size_t)row * tiles;
+  const int32_t* minus = (Tile::scale_rows == 2 ? a.minus16 : a.minus32) + (size_t)row * tiles * Tile::scale_rows;
+  constexpr int QUADS = 8 / Tile::scale_rows;
+  __m512 acc[Rows];
+  for (int m = 0; m < Rows; ++m) acc[m] = _mm512_setzero_ps();
+  for (int t = 0; t < tiles; ++t) {
+    const uint8_t* tile = panel + (int64_t)t * Tile::bytes;
+    for (int line = 0; line < Tile::bytes; line += 64) prefetch(tile + PREFETCH_AHEAD + line);
+    __m512i quads[8];
+    unpack<Tile>(tile, quads);
+    for (int s = 0; s < Tile::scale_rows; ++s) {
+      const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(tile + Tile::code_bytes) + s));
+      for (int m = 0; m < Rows; ++m) {
+        const int8_t* c = codes + ((size_t)m * tiles + t) * 32 + 16 * s;
+        __m512i dot = _mm512_setzero_si512();
+        if (!Tile::has_minimum)
+          dot = _mm512_slli_epi32(_mm512_set1_epi32(minus[((size_t)m * tiles + t) * Tile::scale_rows + s]), Tile::offset_log2);
+        for (int z = 0; z < QUADS; ++z) dot = _mm512_dpbusd_epi32(dot, quads[s * QUADS + z], broadcast4(c + 4 * z));
+        const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(scales[(size_t)m * tiles + t]));
+        acc[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), both, acc[m]);
+      }
+    }
+    if (Tile::has_minimum) {
+      const __m512 minimum = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(tile + Tile::minimum_at)));
+      for (int m = 0; m < Rows; ++m) acc[m] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sums[(size_t)m * tiles + t]), acc[m]);
+    }
+  }
+  for (int m = 0; m < Rows; ++m) _mm512_storeu_ps(out + m * LANES, acc[m]);
+}
+
+template <int Rows>
+static void dot_dense(const uint8_t* panel, const Activations& a, int row, float* out) {
+  const int pairs = a.tiles * 16;
+  const float* values = a.values + (size_t)row * a.tiles * 32;
+  const __m512i high_half = _mm512_set1_epi32((int)0xffff0000u);
+  __m512 even[Rows], odd[Rows];
+  for (int m = 0; m < Rows; ++m) even[m] = odd[m] = _mm512_setzero_ps();
+  for (int r = 0; r < pairs; ++r) {
+    const uint8_t* line = panel + (int64_t)r * 64;
+    prefetch(line + PREFETCH_AHEAD);
+    const __m512i both = _mm512_loadu_si512(line);
+    const __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+    const __m512 second = _mm512_castsi512_ps(_mm512_and_si512(both, high_half));
+    for (int m = 0; m < Rows; ++m) {
+      const float* x = values + (size_t)m * a.tiles * 32 + 2 * r;
+      even[m] = _mm512_fmadd_ps(first, _mm512_set1_ps(x[0]), even[m]);
+      odd[m] = _mm512_fmadd_ps(second, _mm512_set1_ps(x[1]), odd[m]);
+    }
+  }
+  for (int m = 0; m < Rows; ++m) _mm512_storeu_ps(out + m * LANES, _mm512_add_ps(even[m], odd[m]));
+}
+
+#else
+
+// The tile's codes as bytes in the order of the quads: byte 64 z + 4 r + j is row r's code of column 4 z + j.
+template <class Tile>
+static inline void unpack(const uint8_t* tile, uint8_t* quads) {
+  if (Tile::bits == 8) {
+    std::memcpy(quads, tile, 512);
+    return;
+  }
+  for (int i = 0; i < 256; ++i) {
+    quads[i] = tile[i] & 15;
+    quads[i + 256] = tile[i] >> 4;
+  }
+  for (int plane = 0; plane < Tile::planes; ++plane) {
+    const uint8_t* bits = tile + 256 + 64 * plane;
+    for (int i = 0; i < 512; ++i) quads[i] += (uint8_t)((bits[i / 8] >> i % 8 & 1) << (4 + plane));
+  }
+}
+
+// dot[lane] += sum over `count` quads of code * activation, the codes counted from their offset. Exact.
+template <class Tile>
+static inline void dot_quads(const uint8_t* quads, const int8_t* codes, int count, int minus, int32_t* dot) {
+#if defined(KVANT_AVX2)
+  __m256i acc[2];
+  const __m256i ones = _mm256_set1_epi16(1), flip = _mm256_set1_epi8((char)0x80);
+  const int start = Tile::has_minimum || Tile::bits == 8 ? 0 : minus * (1 << Tile::offset_log2);
+  acc[0] = acc[1] = _mm256_set1_epi32(start);
+  for (int z = 0; z < count; ++z) {
+    int32_t four;
+    std::memcpy(&four, codes + 4 * z, 4);
+    const __m256i x = _mm256_set1_epi32(four);
+    for (int half = 0; half < 2; ++half) {
+      __m256i w = _mm256_loadu_si256((const __m256i*)(quads + 64 * z) + half);
+      __m256i y = x;
+      if (Tile::bits == 8) {  // 255 * 127 * 2 would saturate 16 bits: |w| * (x with w's sign) does not
+        w = _mm256_xor_si256(w, flip);
+        y = _mm256_sign_epi8(x, w);
+        w = _mm256_abs_epi8(w);
+      }
+      acc[half] = _mm256_add_epi32(acc[half], _mm256_madd_epi16(_mm256_maddubs_epi16(w, y), ones));
+    }
+  }
+  std::memcpy(dot, acc, 64);
+#else
+  const int start = Tile::has_minimum ? 0 : minus * (1 << Tile::offset_log2);
+  for (int lane = 0; lane < LANES; ++lane) {
+    int total = start;
+    for (int z = 0; z < count; ++z)
+      for (int j = 0; j < 4; ++j) total += (int)quads[64 * z + 4 * lane + j] * (int)codes[4 * z + j];
+    dot[lane] = total;
+  }
+#endif
+}
+
+template <class Tile, int Rows>
+static void dot_codes(const uint8_t* panel, const Activations& a, int row, float* out) {
+  const int tiles = a.tiles;
+  const int32_t* minus = Tile::scale_rows == 2 ? a.minus16 : a.minus32;
+  constexpr int QUADS = 8 / Tile::scale_rows;
+  f32x16 acc[Rows] = {};
+  for (int t = 0; t < tiles; ++t) {
+    const uint8_t* tile = panel + (int64_t)t * Tile::bytes;
+    prefetch(tile + PREFETCH_AHEAD);
+    uint8_t quads[512];
+    unpack<Tile>(tile, quads);
+    for (int s = 0; s < Tile::scale_rows; ++s) {
+      const f32x16 scale = from_half((const uint16_t*)(tile + Tile::code_bytes) + LANES * s);
+      for (int m = 0; m < Rows; ++m) {
+        const size_t at = (size_t)(row + m) * tiles + t;
+        i32x16 dot;
+        dot_quads<Tile>(quads + 64 * QUADS * s, &a.codes[at * 32 + 16 * s], QUADS, minus[at * Tile::scale_rows + s], (int32_t*)&dot);
+        acc[m] += __builtin_convertvector(dot, f32x16) * (scale * a.scales[at]);
+      }
+    }
+    if (Tile::has_minimum) {
+      const f32x16 minimum = from_half((const uint16_t*)(tile + Tile::minimum_at));
+      for (int m = 0; m < Rows; ++m) acc[m] += minimum * a.sums[(size_t)(row + m) * tiles + t];
+    }
+  }
+  for (int m = 0; m < Rows; ++m) store(out + m * LANES, acc[m]);
+}
+
+template <int Rows>
+static void dot_dense(const uint8_t* panel, const Activations& a, int row, float* out) {
+  f32x16 even[Rows] = {}, odd[Rows] = {};
+  for (int r = 0; r < a.tiles * 16; ++r) {
+    u32x16 both;
+    std::memcpy(&both, panel + (int64_t)r * 64, 64);
+    const f32x16 first = bits_to_float(both << 16), second = bits_to_float(both & 0xffff0000u);
+    for (int m = 0; m < Rows; ++m) {
+      const float* x = &a.values[(size_t)(row + m) * a.tiles * 32 + 2 * r];
+      even[m] += first * x[0];
+      odd[m] += second * x[1];
+    }
+  }
+  for (int m = 0; m < Rows; ++m) store(out + m * LANES, even[m] + odd[m]);
+}
+
+#endif
+
+// The kernel of a packing for 1..8 rows.
+template <class Tile>
+static DotKernel code_kernel(int rows) {
+  static const DotKernel kernels[ROW_BLOCK] = {dot_codes<Tile, 1>, dot_codes<Tile, 2>, dot_codes<Tile, 3>, dot_codes<Tile, 4>,
+                                               dot_codes<Tile, 5>, dot_codes<Tile, 6>, dot_codes<Tile, 7>, dot_codes<Tile, 8>};
+  return kernels[rows - 1];
+}
+
+static inline DotKernel dot_kernel(int packing, int rows) {
+  static const DotKernel dense[ROW_BLOCK] = {dot_dense<1>, dot_dense<2>, dot_dense<3>, dot_dense<4>,
+                                             dot_dense<5>, dot_dense<6>, dot_dense<7>, dot_dense<8>};
+  switch (packing) {
+    case U4: return code_kernel<TileU4>(rows);
+    case U4_MIN: return code_kernel<TileU4Min>(rows);
+    case U5: return code_kernel<TileU5>(rows);
+    case U8: return code_kernel<TileU8>(rows);
+    case U6_HALF: return code_kernel<TileU6Half>(rows);
+    default: return dense[rows - 1];
+  }
+}
+
+// What form of activations a packing's kernel for few rows reads.
+static inline int dot_form(int packing) { return packing == DENSE ? VALUES : CODES; }
+
+}  // namespace kvant

@@ -1,0 +1,147 @@
+// Weights as the kernels want them: panels of 16 rows, cut into tiles of 32 columns.
+//
+//     panel p = rows 16p ... 16p + 15          a lane of a register is a row
+//     tile  t = columns 32t ... 32t + 31       tiles of a panel follow each other, panels follow each other
+//
+//     tile of codes    [nibbles 256 B][bit planes 64 B each][scales 16 halves, or 2 x 16][minima 16 halves]
+//       quad z (0..7) of a tile: 64 bytes, byte 4 r + j is row r's code of column 4 z + j
+//       nibbles: 64-byte line z holds quad z in its low and quad z + 4 in its high nibbles (z = 0..3)
+//       bit plane b: 8 words of 64 bits; bit i of word z is bit 4 + b of byte i of quad z
+//       8-bit codes: eight lines of bytes instead of nibbles and planes
+//     tile of bf16     16 lines; line r holds, row by row, the pair of columns (2 r, 2 r + 1): what an AMX tile reads
+//
+// The bytes are the file's own, except Q4_K (5.0 instead of 4.5 bits per weight) and Q6_K (7.0 instead of 6.56): their 6-bit
+// and 8-bit scales become halves. F32 and F16 become bf16. Missing rows of the last panel are zero.
+#pragma once
+
+#include <vector>
+
+#include "acts.h"
+
+namespace kvant {
+
+enum Packing { U4 = 0, U4_MIN = 1, U5 = 2, U8 = 3, U6_HALF = 4, DENSE = 5 };
+
+// What the compiler must know about a packing of codes.
+template <int Bits, int ScalesPerTile, bool HasMinimum, int OffsetLog2>
+struct CodeTile {
+  static constexpr int bits = Bits;
+  static constexpr int planes = Bits == 8 ? 0 : Bits - 4;
+  static constexpr int scale_rows = ScalesPerTile;
+  static constexpr bool has_minimum = HasMinimum;
+  static constexpr int offset_log2 = OffsetLog2;  // codes count from 2^this
+  static constexpr int code_bytes = Bits == 8 ? 512 : 256 + 64 * planes;
+  static constexpr int minimum_at = code_bytes + 32 * ScalesPerTile;
+  static constexpr int bytes = minimum_at + (HasMinimum ? 32 : 0);
+};
+
+using TileU4 = CodeTile<4, 1, false, 3>;
+using TileU4Min = CodeTile<4, 1, true, 0>;
+using TileU5 = CodeTile<5, 1, false, 4>;
+using TileU8 = CodeTile<8, 1, false, 7>;
+using TileU6Half = CodeTile<6, 2, false, 5>;
+constexpr int DENSE_TILE_BYTES = 1024;
+
+static inline int packing_of(int format) {
+  switch (format) {
+    case Q4_0: return U4;
+    case Q4_1:
+    case Q4_K: return U4_MIN;
+    case Q5_0: return U5;
+    case Q8_0: return U8;
+    case Q6_K: return U6_HALF;
+    default: return DENSE;
+  }
+}
+
+static inline int tile_bytes(int packing) {
+  switch (packing) {
+    case U4: return TileU4::bytes;
+    case U4_MIN: return TileU4Min::bytes;
+    case U5: return TileU5::bytes;
+    case U8: return TileU8::bytes;
+    case U6_HALF: return TileU6Half::bytes;
+    default: return DENSE_TILE_BYTES;
+  }
+}
+
+static inline int num_panels(int rows) { return (rows + LANES - 1) / LANES; }
+
+// Scales beyond half precision cannot be packed; false says so.
+static inline bool put_half(uint8_t* p, float value) {
+  const uint16_t h = to_half(value);
+  std::memcpy(p, &h, 2);
+  return std::fabs(value) <= HALF_MAX;
+}
+
+// One row's group into its lane of a tile.
+template <class Tile>
+static bool pack_group(const Group& g, int lane, uint8_t* tile) {
+  for (int z = 0; z < 8; ++z) {
+    for (int j = 0; j < 4; ++j) {
+      const int byte = 4 * lane + j;
+      const uint8_t code = g.codes[4 * z + j];
+      if (Tile::bits == 8) {
+        tile[64 * z + byte] = code;
+        continue;
+      }
+      tile[64 * (z & 3) + byte] |= (uint8_t)((code & 15) << (z < 4 ? 0 : 4));
+      for (int plane = 0; plane < Tile::planes; ++plane)
+        tile[256 + 64 * plane + 8 * z + byte / 8] |= (uint8_t)((code >> (4 + plane) & 1) << byte % 8);
+    }
+  }
+  bool fits = true;
+  for (int s = 0; s < Tile::scale_rows; ++s) fits &= put_half(tile + Tile::code_bytes + 32 * s + 2 * lane, g.scales[s]);
+  if (Tile::has_minimum) fits &= put_half(tile + Tile::minimum_at + 2 * lane, g.minimum);
+  return fits;
+}
+
+struct Source {
+  const uint8_t* rows;
+  int64_t row_bytes;
+  int32_t format, num_rows, num_columns;
+};
+
+template <class Tile>
+static bool pack_codes(const Source& source, int panel, uint8_t* out) {
+  bool fits = true;
+  const int tiles = num_tiles(source.num_columns);
+  std::memset(out, 0, (size_t)tiles * Tile::bytes);
+  Group g;
+  for (int lane = 0; lane < LANES; ++lane) {
+    const int row = panel * LANES + lane;
+    if (row >= source.num_rows) break;
+    for (int t = 0; t < tiles; ++t) {
+      decode_group(source.format, source.rows + row * source.row_bytes, t, &g);
+      fits &= pack_group<Tile>(g, lane, out + (int64_t)t * Tile::bytes);
+    }
+  }
+  return fits;
+}
+
+static inline void pack_dense(const Source& source, int panel, uint8_t* out) {
+  const int tiles = num_tiles(source.num_columns);
+  std::memset(out, 0, (size_t)tiles * DENSE_TILE_BYTES);
+  uint16_t* words = (uint16_t*)out;
+  std::vector<float> values(source.num_columns);
+  for (int lane = 0; lane < LANES; ++lane) {
+    const int row = panel * LANES + lane;
+    if (row >= source.num_rows) break;
+    decode_row(source.format, source.rows + row * source.row_bytes, source.num_columns, 1.0f, values.data());
+    for (int k = 0; k < source.num_columns; ++k) words[k / 2 * 32 + 2 * lane + k % 2] = to_bf16(values[k]);
+  }
+}
+
+// Packs one panel; false where a scale does not fit (the caller packs DENSE instead).
+static inline bool pack_panel(const Source& source, int packing, int panel, uint8_t* out) {
+  switch (packing) {
+    case U4: return pack_codes<TileU4>(source, panel, out);
+    case U4_MIN: return pack_codes<TileU4Min>(source, panel, out);
+    case U5: return pack_codes<TileU5>(source, panel, out);
+    case U8: return pack_codes<TileU8>(source, panel, out);
+    case U6_HALF: return pack_codes<TileU6Half>(source, panel, out);
+    default: pack_dense(source, panel, out); return true;
+  }
+}
+
+}  // namespace kvant
