@@ -1,0 +1,62 @@
+"""Encoders of the `tokenizers` library: byte-level BPE built from a GGUF vocabulary, and whatever a tokenizer.json holds.
+
+The library sees only the text between added tokens; those are found by `added_tokens.py`, which knows about content.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvant.tokenizer.pretokenizers import PreTokenizer
+from kvant.tokenizer.vocabulary import TokenKind
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class LibraryEncoder:
+    """A tokenizer of the library, asked for ids of plain text and for nothing else."""
+
+    def __init__(self, backend: "tokenizers.Tokenizer"):
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True  # a control token it knows is plain text to it: here is only content
+        self._backend = backend
+        self._later = backend if not _spaces_the_first_word_only(backend) else _without_first_space(backend)
+
+    def encode(self, text: str, *, at_start: bool) -> list[int]:
+        ids: list[int] = (self._backend if at_start else self._later).encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def byte_level_bpe(tokens: Sequence[str], kinds: Sequence[int], merges: Sequence[str], pre: PreTokenizer) -> LibraryEncoder:
+    """Byte-level BPE from a GGUF vocabulary. Control and user-defined tokens stay out: merging can never make one."""
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+    whole = frozenset(map(int, (TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.UNKNOWN)))
+    vocabulary = {token: number for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind not in whole}
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    backend = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre.ignore_merges))
+    if pre.nfc:
+        backend.normalizer = normalizers.NFC()
+    cuts: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_only])
+    return LibraryEncoder(backend)
+
+
+def _spaces_the_first_word_only(backend: "tokenizers.Tokenizer") -> bool:
+    """Metaspace with prepend_scheme "first" (Llama 2 and Mistral since 2024): a later piece must not get a space."""
+    return backend.pre_tokenizer is not None and b'"prepend_scheme":"first"' in backend.pre_tokenizer.__getstate__()
+
+
+def _without_first_space(backend: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
+    from tokenizers import Tokenizer
+
+    state = json.loads(backend.to_str())
+    for part in state["pre_tokenizer"].get("pretokenizers", [state["pre_tokenizer"]]):
+        if part["type"] == "Metaspace":
+            part["prepend_scheme"] = "never"
+    later = Tokenizer.from_str(json.dumps(state))
+    later.encode_special_tokens = True
+    return later
