@@ -1,15 +1,18 @@
 """One door to every kind of checkpoint: a .gguf file, a Hugging Face folder, or `dummy:` and a config."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kvant.checkpoint.checkpoint import Checkpoint
-from kvant.checkpoint.gguf import MAGIC
 from kvant.errors import ModelNotFoundError, UnsupportedError
 
+if TYPE_CHECKING:
+    from kvant.checkpoint.checkpoint import Checkpoint
+
 DUMMY = "dummy:"
+GGUF_MAGIC = b"GGUF"
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path) -> "Checkpoint":
     """Opens what `path` names; tensors are mapped, not read.
 
     Raises `ModelNotFoundError` where nothing is, `CheckpointError` for a malformed file, `UnsupportedError` for an
@@ -38,6 +41,6 @@ def is_gguf(path: Path) -> bool:
         return True
     try:
         with open(path, "rb") as file:
-            return file.read(4) == MAGIC
+            return file.read(4) == GGUF_MAGIC
     except OSError:
         return False
