@@ -1,6 +1,6 @@
 """The decoder: embedding, a stack of layers over one residual stream, a last norm; and the network around it with its head.
 
-    x = embed(ids)
+    x = embed(ids)                                    fp32: what is only ever added to is not rounded
     for each layer:  x = x + attention(norm(x));  x = x + mlp(norm(x))
     hidden = norm(x)                       logits = head(hidden[rows])
 

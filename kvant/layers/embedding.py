@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Embedding(Brick):
-    """[T] ids -> [T, D], times `scale` (Gemma: sqrt(D), rounded to the activation dtype as in training)."""
+    """[T] ids -> [T, D] in fp32, where the residual stream begins, times `scale` (Gemma: sqrt(D))."""
 
     weight: "WeightScheme"
 
@@ -31,8 +31,8 @@ class Embedding(Brick):
         self.weight = scheme.pack([tensors["weight"]], placement)
 
     def forward(self, ids: Any) -> Any:
-        x = self.weight.rows(ids)
-        return x if self.scale is None else x * x.new_tensor(self.scale)
+        x = self.weight.rows(ids).float()
+        return x if self.scale is None else x * self.scale
 
     def emit(self, ids: Input) -> Buffer:
         return ids.program.embedding(self.stored["weight"], self.scale or 1.0)

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 class RMSNorm(Brick):
-    """Over the last axis: [..., size] -> [..., size]. Used for hidden states [T, D] and, per head, for [T, N, H]."""
+    """Over the last axis: [..., size] -> [..., size] in the activation dtype. For hidden states [T, D], or heads [T, N, H]."""
 
     weight: Any
+    dtype: Any
 
     def __init__(self, size: int, eps: float, offset: float = 0.0):
         self.size, self.eps, self.offset = size, eps, offset
@@ -28,10 +29,11 @@ class RMSNorm(Brick):
         from kvant.quantization import scheme
 
         # Norm weights stay fp32: 61 vectors cost nothing, and Gemma's 1 + w would lose digits in bf16.
-        self.weight = scheme.exact(tensors["weight"], placement)
+        self.weight = scheme.exact(tensors["weight"], placement) + self.offset
+        self.dtype = placement.dtype
 
     def forward(self, x: Any) -> Any:
-        return ops.rms_norm(x, self.weight, self.eps, self.offset, self.offset == 0.0)
+        return ops.rms_norm(x, self.weight, self.eps, self.dtype)
 
     def emit(self, x: Buffer) -> Buffer:
         weight = dequantize(self.stored["weight"])
