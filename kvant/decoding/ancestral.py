@@ -49,7 +49,8 @@ class Ancestral:
 
 def _num_draws(sequence: Sequence) -> int:
     """How many choices are due from this sequence's next row."""
-    return sequence.request.sampling.n if sequence.index == 0 and sequence.num_output_tokens == 0 else 1
+    num_choices = sequence.request.sampling.n
+    return num_choices if num_choices > 1 and sequence.index == 0 and sequence.num_output_tokens == 0 else 1
 
 
 def _fork(parent: Sequence, index: int) -> Sequence:

@@ -48,7 +48,7 @@ def width(request: Request) -> int:
 
 def want(sequence: Sequence) -> Want:
     """What `sequence` needs from the device next."""
-    return strategy_of(sequence.request).want(sequence)
+    return STRATEGIES[sequence.request.strategy].want(sequence)
 
 
 def decode(schedule: Schedule, selection: Selection, context: DecodeContext) -> Decision:

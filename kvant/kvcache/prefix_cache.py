@@ -121,12 +121,10 @@ class PrefixCache:
         living = set(sequences)
         assert self._chains.keys() <= living, "a chain of keys outlived its sequence"
         for sequence in living:
-            chain = self._chains.get(sequence)
             for g, table in enumerate(sequence.tables):
                 for index, block in enumerate(table):
                     key = self.pools[g].key(block)
-                    if key is not None:
-                        assert chain is not None and key == chain.keys[g][index + 1], "a block is cached under a wrong key"
+                    assert key is None or key == self._key(sequence, self._chain(sequence), g, index), "a wrong key"
 
     def _lookup(self, sequence: Sequence, g: int, bound: int) -> list[int]:
         """The cached blocks of [0, bound): up to the first gap in a full group, with null for gaps in a sliding one."""

@@ -187,7 +187,6 @@ class Scheduler:
         if newly_seated:
             self._unseen.remove(sequence)
             table_from = (0,) * len(table_from)
-        gathered = sequence.prompt_logprobs
         step.rows.append(
             Scheduled(
                 sequence=sequence,
@@ -197,7 +196,7 @@ class Scheduler:
                 drafts=tuple(sequence.drafts[: stop - known]) if stop > known else (),
                 table_from=table_from,
                 newly_seated=newly_seated,
-                score_prompt=gathered is not None and len(gathered) < sequence.num_prompt_tokens and stop >= len(gathered),
+                score_prompt=sequence.prompt_logprobs is not None and _lacks_scores(sequence, stop),
             )
         )
         step.budget -= num_tokens
@@ -250,23 +249,22 @@ class Scheduler:
     def commit(self, schedule: Schedule, decision: Decision) -> list[Output]:
         """Applies a decision, in its order. Returns what is new for the clients."""
         outputs, self._outputs = self._outputs, []
+        running = Status.RUNNING
         rows = {row.sequence: row for row in schedule.rows if row.drafts or row.score_prompt}
         for advance in decision.advances:
             sequence = advance.sequence
-            if advance.fork_of is not None:
-                if advance.fork_of.status is not Status.RUNNING:
-                    continue
-                self._fork(advance.fork_of, sequence, leaves_at_once=advance.finish is not None)
-            elif sequence.status is not Status.RUNNING:  # aborted while the step ran
+            if (advance.fork_of or sequence).status is not running:  # aborted while the step ran
                 continue
-            output = self._advance(advance, rows.get(sequence) if rows else None)
+            if advance.fork_of is not None:
+                self._fork(advance.fork_of, sequence, leaves_at_once=advance.finish is not None)
+            output = self._advance(advance, rows.get(sequence))
             if output is not None:
                 outputs.append(output)
         for sequence in decision.drops:
-            if sequence.status is Status.RUNNING:
+            if sequence.status is running:
                 self._finish(sequence)
         for row in schedule.rows:
-            if row.sequence.status is Status.RUNNING:
+            if row.sequence.status is running:
                 self.manager.cache_full_blocks(row.sequence)
         return outputs
 
@@ -395,6 +393,12 @@ class Scheduler:
 def _before_fork(sequence: Sequence) -> bool:
     """Whether this is choice 0 without its first token: the other choices of its request do not exist yet."""
     return sequence.index == 0 and sequence.num_output_tokens == 0
+
+
+def _lacks_scores(sequence: Sequence, stop: int) -> bool:
+    """Whether rows before `stop` give prompt log-probabilities not gathered yet; row p scores token p + 1."""
+    num_gathered = len(sequence.prompt_logprobs or ())
+    return num_gathered < sequence.num_prompt_tokens and stop >= num_gathered
 
 
 def _settle(advance: Advance, row: Scheduled) -> None:
