@@ -6,8 +6,10 @@
 Who owns which block is decided in `kvcache/`; here are only bytes.
 """
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,9 +27,8 @@ class KVStorage:
         self.values: list[list[Tensor]] = []
         for number, (group, blocks) in enumerate(zip(groups, num_blocks, strict=True)):
             shape = (blocks * group.block_size, group.num_kv_heads, group.head_dim)
-            # Zeroed: masked positions of a padded gather are multiplied by a probability of 0, and 0 * NaN is NaN.
-            self.keys.append([torch.zeros(shape, dtype=dtype, device=device) for _ in group.layers])
-            self.values.append([torch.zeros(shape, dtype=dtype, device=device) for _ in group.layers])
+            self.keys.append([_zeros(shape, dtype, device) for _ in group.layers])
+            self.values.append([_zeros(shape, dtype, device) for _ in group.layers])
             for position, layer in enumerate(group.layers):
                 self.place[layer] = (number, position)
 
@@ -52,3 +53,14 @@ class KVStorage:
     @property
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for group in (*self.keys, *self.values) for t in group)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Zeroed: masked positions of a padded gather are multiplied by a probability of 0, and 0 * NaN is NaN.
+
+    On a CPU the memory comes from numpy, whose zeros are pages that the system hands out when they are first written:
+    4 GiB cost nothing at start-up, where torch would touch them all.
+    """
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

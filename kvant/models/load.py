@@ -6,6 +6,9 @@ and wrongly.
 
 from typing import Any, Protocol
 
+from kvant.checkpoint.checkpoint import Checkpoint
+from kvant.checkpoint.open import open_checkpoint
+from kvant.checkpoint.store import resolve_model
 from kvant.config.formats import StoredTensor
 from kvant.config.model import ModelConfig
 from kvant.distributed.mesh import Mesh
@@ -24,6 +27,11 @@ class TensorSource(Protocol):
 
     def names(self) -> set[str]:
         """Every name the file holds and the network is expected to consume."""
+
+
+def open_model(name: str) -> Checkpoint:
+    """The checkpoint behind an alias (fetched where it is missing), a file, a directory or `dummy:`."""
+    return open_checkpoint(resolve_model(name))
 
 
 def build(config: ModelConfig, mesh: Mesh) -> Any:
