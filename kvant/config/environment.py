@@ -3,6 +3,7 @@
     KVANT_CACHE      folder of the model store and of compiled kernels; else XDG_CACHE_HOME/kvant, else ~/.cache/kvant
     KVANT_OFFLINE    anything but empty, 0, false, no, off: nothing is ever downloaded
     NO_COLOR         set and not empty: plain text in the terminal (no-color.org)
+    CUDA_VISIBLE_DEVICES   numbers of the GPUs that this process may use; CUDA itself honours it too
 
 It is read once, by whoever stands at a door, and handed down as a value: tests pass an `Environment` of their own.
 """
@@ -24,6 +25,7 @@ class Environment:
     cache: Path
     offline: bool = False
     color: bool = True
+    visible_gpus: str | None = None  # as CUDA_VISIBLE_DEVICES has it; None: all
 
     @property
     def models(self) -> Path:
@@ -43,6 +45,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         cache=_cache_folder(values),
         offline=values.get("KVANT_OFFLINE", "").strip().lower() not in FALSE_WORDS,
         color=not values.get("NO_COLOR"),
+        visible_gpus=values.get("CUDA_VISIBLE_DEVICES"),
     )
 
 

@@ -19,6 +19,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvant.config.environment import read_environment
+
 CPU_FLAGS = (  # the ones that decide which arithmetic is fast, under the names of /proc/cpuinfo
     "avx2",
     "fma",
@@ -213,9 +215,9 @@ def _gpus(root: Path) -> tuple[Gpu, ...]:
     if nvml.nvmlInit_v2() != 0:
         return ()
     try:
-        count = ctypes.c_uint()
+        count, visible = ctypes.c_uint(), read_environment().visible_gpus
         nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        return tuple(gpu for index in _visible(count.value) if (gpu := _gpu(nvml, index)))
+        return tuple(gpu for index in _visible(count.value, visible) if (gpu := _gpu(nvml, index)))
     finally:
         nvml.nvmlShutdown()
 
@@ -239,9 +241,8 @@ def _gpu(nvml: ctypes.CDLL, index: int) -> Gpu | None:
     )
 
 
-def _visible(count: int) -> list[int]:
-    """Indices that CUDA_VISIBLE_DEVICES leaves; like CUDA, it stops at the first entry that names no device."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+def _visible(count: int, listed: str | None) -> list[int]:
+    """Indices that CUDA_VISIBLE_DEVICES leaves of `count`; like CUDA, it stops at the first entry that names no device."""
     if listed is None:
         return list(range(count))
     indices: list[int] = []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvant.config.hardware import Gpu, detect
+from kvant.config.hardware import Gpu, _visible, detect
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 CPUINFO = "processor\t: 0\nmodel name\t: Fast 9000\nflags\t\t: fpu sse2 avx2 fma avx512f avx512_bf16 amx_tile\n"
@@ -179,6 +179,14 @@ def test_gpus_are_asked_only_where_a_device_exists(tmp_path):
     assert detect(machine(tmp_path, {}), affinity=[0], gpus=lambda: (gpu,)).gpus == (gpu,)
     machine(tmp_path, {"dev/nvidia0": ""})
     detect(tmp_path, affinity=[0])  # with a device file and without (or with) a driver: no error either way
+
+
+@pytest.mark.parametrize(
+    "listed, indices",
+    [(None, [0, 1, 2, 3]), ("", []), ("-1", []), ("2", [2]), ("3, 0", [3, 0]), ("1,9,2", [1]), ("GPU-abc", [])],
+)
+def test_visible_gpus(listed, indices):
+    assert _visible(4, listed) == indices
 
 
 def test_this_machine_without_torch():

@@ -1,0 +1,73 @@
+"""The program `kvant`: builds the commands, and turns what goes wrong into one line and an exit code.
+
+0    done              2    a mistake of the user's: `error: ...` on stderr, one line, no traceback
+130  Ctrl-C            1    the reader of a pipe went away; or a fault of Kvant's own, with its traceback
+"""
+
+import io
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+import kvant
+from kvant.cli import doctor, models, options, run
+from kvant.cli.doors import Doors
+from kvant.cli.screen import Screen
+from kvant.errors import KvantError
+
+EXIT_MISTAKE = 2
+EXIT_INTERRUPTED = 130
+
+# Recent versions of typer carry their own copy of click under a private name; this is UsageError in any of them.
+UsageError: Any = typer.BadParameter.__base__
+
+
+def build_app() -> typer.Typer:
+    """The commands. They find what they reach out to in the context's `obj`, a `Doors`."""
+    # Plain help: rich's panels cut the long option names short on 80 columns.
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.callback(invoke_without_command=True)(start)
+    app.command("run")(run.run)
+    app.command("pull")(models.pull)
+    app.command("list")(models.list_)
+    app.command("doctor")(doctor.doctor)
+    return app
+
+
+def start(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version")] = False
+) -> None:
+    """Kvant runs language models, on a laptop's CPU and on an H200 alike."""
+    if version:
+        print(f"kvant {kvant.__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None, doors: Doors | None = None) -> None:
+    """Runs one command and exits. `doors` are replaced in tests."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what cannot be read or shown becomes "?", and does not end the answer
+            stream.reconfigure(errors="replace")
+    sys.exit(run_command(list(arguments if arguments is not None else sys.argv[1:]), doors))
+
+
+def run_command(arguments: list[str], doors: Doors | None = None) -> int:
+    """The exit code of one command."""
+    screen = doors.screen if doors else Screen()
+    try:
+        doors = doors or Doors.of_this_process()
+        screen = doors.screen
+        command = typer.main.get_command(build_app())
+        return command.main(arguments, prog_name="kvant", standalone_mode=False, obj=doors) or 0
+    except KvantError as error:
+        screen.error(options.spelled(str(error), error.param))
+    except UsageError as error:
+        screen.error(error.format_message())
+    except MemoryError:
+        screen.error("out of memory; close other programs, or take a smaller model or --max-model-len")
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    return EXIT_MISTAKE

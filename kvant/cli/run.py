@@ -1,0 +1,133 @@
+"""`kvant run`: one answer for `-p` and pipes, else a chat.
+
+Everything that can be checked is checked before the model is loaded: options, then the store, then torch.
+"""
+
+import importlib
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvant.cli.answer import numbers, show
+from kvant.cli.chat import Chat, describe
+from kvant.cli.doors import Doors
+from kvant.cli.history import conversation, within
+from kvant.cli.models import fetched
+from kvant.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, generated
+from kvant.config.engine import DEFAULT_MODEL, EngineConfig
+from kvant.config.sampling import SamplingParams
+from kvant.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from kvant.llm import LLM
+
+# Any of these says that the answer shall be drawn, not taken greedily.
+DRAWING = ("temperature", "top_p", "top_k", "min_p", "seed")
+# For a chat with a model that recommends nothing: lively, without the tail of nonsense.
+CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
+# A model without a chat template never feels that it is done.
+MAX_COMPLETION_TOKENS = 256
+
+
+Prompt = Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and exit", show_default=False)]
+
+
+@generated(engine=ENGINE_OPTIONS, sampling=SAMPLING_OPTIONS)
+def run(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(help="Alias, .gguf file, Hugging Face directory, or dummy:CONFIG.json")
+    ] = DEFAULT_MODEL,
+    prompt: Prompt = None,
+    system: Annotated[str, typer.Option("--system", metavar="TEXT", help="The system prompt", show_default=False)] = "",
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is: no chat template")] = False,
+    stats: Annotated[
+        bool | None, typer.Option("--stats/--no-stats", help="Speed on stderr after the answer; by default on a terminal")
+    ] = None,
+    *,
+    engine: dict[str, Any],
+    sampling: dict[str, Any],
+) -> None:
+    """Talk to a model: a chat, or one answer with -p or piped text.
+
+    An answer for -p or a pipe is greedy unless a sampling option is given; a chat samples as the model recommends.
+    Without --max-tokens an answer may fill the context (256 tokens where there is no chat template).
+    """
+    doors: Doors = context.obj
+    config = EngineConfig(model=model, **engine)
+    SamplingParams(**{"max_tokens": None, **sampling})
+    if raw and system:
+        raise ConfigError("--system needs the chat template that --raw switches off; give one of them")
+    question = _question(doors, prompt)
+    llm = _open(doors, config)
+    templated = _templated(doors, llm, raw, system)
+    params = sampling_for(sampling, llm.default_sampling, chat=question is None, templated=templated)
+    if question is None:
+        _chat(doors, llm, params, model=model, system=system, templated=templated)
+        return
+    if templated:
+        events = llm.stream(conversation(system, [{"role": "user", "content": question}]), params)
+    else:
+        if "max_tokens" not in sampling:
+            params = within(params, len(llm.tokenizer.encode(question)), llm.max_model_len)
+        events = llm.stream(question, params)
+    answer = show(events, doors.screen.answer)
+    if answer.stopped:
+        raise KeyboardInterrupt
+    if stats if stats is not None else doors.screen.shows_numbers:
+        doors.screen.aside(numbers(answer))
+
+
+def sampling_for(given: dict[str, Any], recommended: dict[str, Any], *, chat: bool, templated: bool) -> SamplingParams:
+    """What the user gave, over what the model recommends, over what suits the occasion."""
+    base: dict[str, Any] = {"max_tokens": None if templated else max(MAX_COMPLETION_TOKENS, given.get("min_tokens", 0))}
+    if chat:
+        base |= recommended or CHAT_SAMPLING
+    elif any(name in given for name in DRAWING):
+        base |= recommended
+    else:
+        base["temperature"] = 0.0
+    return SamplingParams(**{**base, **given})
+
+
+def _question(doors: Doors, prompt: str | None) -> str | None:
+    """The text to answer once, or None for a chat."""
+    if prompt is None and doors.screen.talks:
+        return None
+    if prompt is None and sys.stdin.isatty():
+        raise ConfigError("a chat needs a terminal to write to; give the question with -p, or pipe it in")
+    text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
+    if not text.strip():
+        raise RequestError("the prompt is empty; give a question with -p, or pipe one in", param="prompt")
+    return text
+
+
+def _open(doors: Doors, config: EngineConfig) -> "LLM":
+    fetched(doors, config.model)
+    with doors.screen.waiting(f"loading {config.model} ..."):
+        llm = doors.open_llm(config)
+    for notice in llm.notices:
+        doors.screen.notice(notice)
+    return llm
+
+
+def _templated(doors: Doors, llm: "LLM", raw: bool, system: str) -> bool:
+    """Whether questions go through the model's chat template."""
+    if raw:
+        return False
+    if llm.tokenizer.chat_template is not None:
+        return True
+    if system:
+        raise ConfigError("--system needs a chat template, and this model has none")
+    doors.screen.notice("this model has no chat template: it continues the text instead of answering")
+    return False
+
+
+def _chat(doors: Doors, llm: "LLM", params: SamplingParams, *, model: str, system: str, templated: bool) -> None:
+    with suppress(ImportError):
+        importlib.import_module("readline")  # from here on `input` has history and line editing, where the system has them
+    origin = " (recommended by the model)" if llm.default_sampling else ""
+    doors.screen.aside(f"{model} · context {llm.max_model_len} tokens · {describe(params)}{origin} · /help")
+    Chat(llm, doors.screen, params, system=system, templated=templated).loop()

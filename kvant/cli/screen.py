@@ -1,0 +1,78 @@
+"""Screen: which words go where. Answers go to stdout as they are; everything about them goes elsewhere, or is dim.
+
+    stdout     the answer, and nothing else where it is a pipe
+    stderr     notices, errors, progress, numbers
+
+Styles appear on a terminal only, and never with NO_COLOR.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+# A model may write anything: an escape sequence in its answer must not move the cursor or retitle the window.
+_UNPRINTABLE = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t")
+
+
+class Screen:
+    """The two streams of this process, looked up when they are used, so that redirecting them works at any time."""
+
+    def __init__(self, color: bool = True):
+        self.color = color
+
+    @property
+    def talks(self) -> bool:
+        """Whether somebody can type questions and read the answers."""
+        return sys.stdin.isatty() and sys.stdout.isatty()
+
+    @property
+    def shows_numbers(self) -> bool:
+        return sys.stdout.isatty() and sys.stderr.isatty()
+
+    def answer(self, text: str) -> None:
+        """A piece of an answer, at once."""
+        sys.stdout.write(text.translate(_UNPRINTABLE) if sys.stdout.isatty() else text)
+        sys.stdout.flush()
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """A line on stdout."""
+        self._print(sys.stdout, Text(text, style))
+
+    def aside(self, text: str) -> None:
+        """A dim line on stderr."""
+        self._print(sys.stderr, Text(text, "dim"))
+
+    def notice(self, text: str) -> None:
+        self._print(sys.stderr, Text.assemble(("notice: ", "yellow"), text))
+
+    def error(self, text: str) -> None:
+        """One line, whatever the message holds."""
+        self._print(sys.stderr, Text.assemble(("error: ", "bold red"), " ".join(text.split())))
+
+    def rule(self, text: str) -> None:
+        """The head of a section on stdout."""
+        self.line(text, "bold")
+
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Shows that something goes on. On a terminal only."""
+        with self.console(sys.stderr).status(Text(text, "dim")):
+            yield
+
+    def console(self, stream: TextIO) -> Console:
+        """A console on `stream` that styles nothing unless it is a terminal that wants colours."""
+        styled = self.color and stream.isatty()
+        return Console(file=stream, color_system="auto" if styled else None, highlight=False, soft_wrap=True)
+
+    def _print(self, stream: TextIO, text: Text) -> None:
+        self.console(stream).print(text, soft_wrap=True)
+
+
+def columns(rows: list[list[str]]) -> list[str]:
+    """Rows of cells as lines with aligned columns."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
