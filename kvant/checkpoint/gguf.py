@@ -83,7 +83,7 @@ class _Cursor:
     def need(self, count: int, each: int, what: str) -> None:
         """Refuses `count` items of at least `each` bytes where fewer bytes are left."""
         if count * each > self.size - self.position:
-            raise self.malformed(f"it claims {count} {what}, more than fit into its {self.size} bytes")
+            raise self.malformed(f"it claims {count} {what}, more than the rest of its {self.size} bytes can hold")
 
     def number(self, code: str) -> Any:
         (value,) = struct.unpack_from("<" + code, self.data, self.position)
@@ -175,7 +175,7 @@ def _alignment(metadata: dict[str, Any], cursor: _Cursor) -> int:
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     whole = isinstance(alignment, int) and not isinstance(alignment, bool)
     if not whole or not 8 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise cursor.malformed(f"general.alignment is {alignment!r}, not a power of two from 8 up")
+        raise cursor.malformed(f"general.alignment is {str(alignment)[:20]!r}, not a power of two from 8 up")
     return int(alignment)
 
 
