@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "attention.h"
+#include "attention_tile.h"
 #include "dot.h"
 #include "pool.h"
 #include "program.h"
@@ -42,21 +43,29 @@ struct SpanItem {
   int32_t row, sequence, from, to, span, num_spans;
 };
 
+// Up to 32 rows of one sequence, for tiles.
+struct BlockItem {
+  int32_t row, sequence, rows;
+};
+
 struct GroupPlan {
   std::vector<SpanItem> spans;
+  std::vector<BlockItem> blocks;
   int window = 0;
   bool split = false;  // some row has several spans
 };
 
 struct Partial {
   std::vector<float> values, top, total;
-  std::vector<int> first;  // of every row: index of its first partial, -1: one span, written directly
 };
 
 struct Scratch {
   ActivationMemory activations;   // a single row, prepared by this thread for itself
   Aligned<float> accumulators;    // [rows, 32]
   Aligned<uint16_t> widened;      // [STRETCH, 2] tiles
+#if defined(KVANT_AMX)
+  TileScratch attention;
+#endif
 };
 
 class Executor {
@@ -234,9 +243,24 @@ class Executor {
     group_plans_.emplace_back(op.group, GroupPlan());
     GroupPlan& plan = group_plans_.back().second;
     plan.window = op.window;
-    for (int s = 0; s < batch_.sequences; ++s)
-      for (int t = batch_.query_start[s]; t < batch_.query_start[s + 1]; ++t) add_spans(t, s, &plan);
+    const CacheGroup& group = groups_[op.group];
+    for (int s = 0; s < batch_.sequences; ++s) {
+      const int begin = batch_.query_start[s], end = batch_.query_start[s + 1];
+      if (tiles_ && end - begin >= TILE_ROWS && group.head_dim % 32 == 0) add_blocks(begin, end, s, op, &plan);
+      else
+        for (int t = begin; t < end; ++t) add_spans(t, s, &plan);
+    }
     return (int)group_plans_.size() - 1;
+  }
+
+  void add_blocks(int begin, int end, int sequence, const Operation& op, GroupPlan* plan) {
+#if defined(KVANT_AMX)
+    for (int t = begin; t < end; t += QUERY_ROWS) plan->blocks.push_back({t, sequence, std::min(QUERY_ROWS, end - t)});
+    const int heads = views_[op.in0].width / op.head_dim / groups_[op.group].kv_heads;
+    for (auto& s : scratch_) s.attention.reserve(heads, op.head_dim);
+#else
+    (void)begin, (void)end, (void)sequence, (void)op, (void)plan;
+#endif
   }
 
   void add_spans(int row, int sequence, GroupPlan* plan) const {
@@ -478,9 +502,13 @@ class Executor {
     const Operation& op = ops_[i];
     const GroupPlan& plan = group_plans_[plans_[i]].second;
     pool_.barrier();
-    const int kv_heads = groups_[op.group].kv_heads, total = (int)plan.spans.size() * kv_heads;
-    for (int n; (n = counters_[i].fetch_add(1, std::memory_order_relaxed)) < total;)
-      span(op, plan.spans[n / kv_heads], n / kv_heads, n % kv_heads);
+    const int kv_heads = groups_[op.group].kv_heads, blocks = (int)plan.blocks.size();
+    const int total = (blocks + (int)plan.spans.size()) * kv_heads;
+    for (int n; (n = counters_[i].fetch_add(1, std::memory_order_relaxed)) < total;) {
+      const int item = n / kv_heads, head = n % kv_heads;
+      if (item < blocks) block(op, plan.blocks[blocks - 1 - item], head, id);  // late rows see most: first
+      else span(op, plan.spans[item - blocks], item - blocks, head);
+    }
     if (!plan.split) return OTHERWISE;
     pool_.barrier();
     const auto [from, to] = rows_of(id, batch_.tokens);
@@ -489,6 +517,20 @@ class Executor {
       if (item.span == 0 && item.row >= from && item.row < to) merge(op, item, s);
     }
     return BY_ROWS;
+  }
+
+  void block(const Operation& op, const BlockItem& item, int kv_head, int id) {
+#if defined(KVANT_AMX)
+    const LayerCache cache = layer_cache(op);
+    const int heads = views_[op.in0].width / op.head_dim / cache.kv_heads, column = kv_head * heads * op.head_dim;
+    const GroupBatch& g = batch_.groups[op.group];
+    const TileAttention tile = {at(op.in0, item.row) + column, views_[op.in0].stride, at(op.out, item.row) + column, views_[op.out].stride,
+                                g.block_table + item.sequence * g.table_width, (int)batch_.positions[item.row], item.rows, heads,
+                                op.window, op.scale, op.cap};
+    attend_tiles(tile, cache, kv_head, scratch_[id].attention);
+#else
+    (void)op, (void)item, (void)kv_head, (void)id;
+#endif
   }
 
   void span(const Operation& op, const SpanItem& item, int index, int kv_head) {
