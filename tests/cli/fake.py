@@ -102,8 +102,8 @@ def doors(llm: FakeLLM, cache: Path, **changes: Any) -> Doors:
         llm.config = config
         return llm
 
-    settings = {"open_llm": open_llm, "detect": lambda: HARDWARE, **changes}
-    return Doors(environment=Environment(cache=cache, offline=True), screen=Screen(), **settings)
+    standing = {"environment": Environment(cache=cache, offline=True), "screen": Screen(), "open_llm": open_llm}
+    return Doors(**{**standing, "detect": lambda: HARDWARE, **changes})
 
 
 if __name__ == "__main__":

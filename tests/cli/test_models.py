@@ -1,0 +1,93 @@
+"""`kvant pull` and `kvant list` over the real store in an empty folder; the network is never touched."""
+
+import pytest
+
+from kvant.checkpoint.catalogue import CATALOGUE
+from kvant.cli import models
+from kvant.cli.main import run_command
+from kvant.cli.screen import columns
+from tests.cli.fake import FakeLLM, doors
+
+
+@pytest.fixture
+def kvant(capsys, tmp_path):
+    def run(*arguments: str):
+        code = run_command(list(arguments), doors(FakeLLM(), tmp_path))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_list_of_an_empty_store(kvant):
+    code, out, err = kvant("list")
+    assert (code, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()] == list(CATALOGUE)
+    assert "not here; kvant pull gemma3-270m" in out
+
+
+def test_list_shows_where_a_model_is(kvant, tmp_path):
+    model = CATALOGUE["smollm2-135m"]
+    path = tmp_path / "models" / model.alias / model.file_name
+    path.parent.mkdir(parents=True)
+    with open(path, "wb") as file:
+        file.truncate(model.num_bytes)
+    assert str(path) in kvant("list")[1]
+    assert kvant("pull", "smollm2-135m") == (0, f"smollm2-135m is at {path}\n", "")
+
+
+@pytest.mark.parametrize("command", ["pull", "run"])
+def test_without_a_network(kvant, command):
+    code, out, err = kvant(command, "smollm2-135m", *(["-p", "x"] if command == "run" else []))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: smollm2-135m is not in the store and KVANT_OFFLINE is set") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "model, message",
+    [
+        ("smolm2-135m", "did you mean smollm2-135m?"),
+        ("nothing-like-it", "known models are smollm2-135m, gemma3-270m"),
+        ("missing.gguf", "there is no file or folder missing.gguf"),
+        ("{folder}/notes.txt", "is no GGUF file"),
+        ("dummy:{folder}/none.json", "names no config"),
+    ],
+)
+def test_models_that_are_not_there(kvant, tmp_path, model, message):
+    (tmp_path / "notes.txt").write_text("not a model")
+    code, out, err = kvant("run", model.format(folder=tmp_path), "-p", "x")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and err.count("\n") == 1 and message in err
+
+
+def test_pull_wants_an_alias(kvant):
+    assert kvant("pull", "smolm2")[0] == 2
+    code, _, err = kvant("pull")
+    assert code == 2 and "Missing argument 'model'" in err
+
+
+def test_progress_without_a_terminal_is_a_line_per_stage(kvant, monkeypatch, tmp_path):
+    def pull_model(alias, environment, *, progress, notify):
+        notify("These are the terms.")
+        for done in range(0, 101, 10):
+            progress(done, 100, "fetching")
+        progress(0, 100, "unpacking")
+        return tmp_path / "model"
+
+    monkeypatch.setattr(models, "pull_model", pull_model)
+    code, out, err = kvant("pull", "gemma3-270m")
+    assert (code, out) == (0, f"gemma3-270m is at {tmp_path / 'model'}\n")
+    assert err == "notice: These are the terms.\nfetching\nunpacking\n"
+
+
+def test_interrupted_pull(kvant, monkeypatch):
+    def pull_model(alias, environment, *, progress, notify):
+        progress(1, 100, "fetching")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(models, "pull_model", pull_model)
+    assert kvant("pull", "gemma3-270m") == (130, "", "fetching\n")
+
+
+def test_columns():
+    assert columns([["a", "bb", "c"], ["aaa", "b", ""]]) == ["a    bb  c", "aaa  b"]
