@@ -26,7 +26,11 @@ def llama3_scaling(factors: np.ndarray, theta: float) -> dict[str, Any] | None:
     if np.all(factors == 1.0):
         return None
     factor = float(factors.max())
-    if not np.allclose(factors, llama3_factors(len(factors), theta, factor), rtol=1e-4):
+    if (
+        not math.isfinite(factor)
+        or factor <= 0
+        or not np.allclose(factors, llama3_factors(len(factors), theta, factor), rtol=1e-4)
+    ):
         raise UnsupportedError("rope_freqs.weight holds factors that are not Llama 3's; only those can be used here")
     return {
         "rope_type": "llama3",

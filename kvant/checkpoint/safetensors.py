@@ -23,6 +23,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_HEADER = 100_000_000  # bytes; the reference implementation's limit
 MAX_DIMENSIONS = 8
+MAX_COUNT = 1 << 48  # of a dimension or an offset: 256 TiB
 MAX_NAME = 1024
 
 # Known to the format, but of no use to a network that is built here.
@@ -176,14 +177,15 @@ def _entry(path: Path, name: str, declared: Any) -> _Entry:
 
 
 def _counts(values: Any) -> bool:
-    """Whether `values` is a list of whole numbers of at least 0 that fit into 64 bits."""
-    return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 64 for value in values)
+    """Whether `values` is a list of whole numbers of at least 0 below `MAX_COUNT`."""
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < MAX_COUNT for value in values)
 
 
 def _stored(entry: _Entry, raw: np.ndarray) -> StoredTensor:
+    if not raw.size:
+        return StoredTensor(entry.name, entry.format, entry.shape, raw.reshape(0, 0))
     width = row_bytes(entry.format, entry.shape[-1] if entry.shape else 1)
-    rows = math.prod(entry.shape[:-1])
-    return StoredTensor(entry.name, entry.format, entry.shape, raw.reshape(rows, width))
+    return StoredTensor(entry.name, entry.format, entry.shape, raw.reshape(-1, width))
 
 
 def _some(names: list[str], shown: int = 6) -> str:
