@@ -101,10 +101,14 @@ def test_choices_fork_at_the_first_token_and_share_the_prompt():
     assert tables[0] == tables[1] == tables[2]
     schedule = loop.step()
     assert [row.newly_seated for row in schedule.rows] == [False, True, True]
+    assert [(row.start, row.num_tokens) for row in schedule.rows] == [(6, 1)] * 3
     assert len(schedule.kv_copies[0]) == 2  # the last of three writes in place
     loop.drain()
     loop.assert_lone(asked)
     assert len({tuple(loop.answers["r", i].tokens) for i in range(3)}) == 3
+    again = request("again", range(6), sampling={"n": 3})
+    loop.run(again)
+    assert [loop.answers["again", i].last.num_cached_tokens for i in range(3)] == [4, 4, 4]
 
 
 def test_a_request_keeps_seats_for_its_choices():
