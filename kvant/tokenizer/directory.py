@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from kvant.errors import CheckpointError, ModelNotFoundError, UnsupportedError
 from kvant.tokenizer.added_tokens import AddedToken
 from kvant.tokenizer.byte_bpe import LibraryEncoder
-from kvant.tokenizer.gguf import Read
+from kvant.tokenizer.parts import Parts
 from kvant.tokenizer.vocabulary import Roles, Spelling, TokenKind, Vocabulary, declared_ends
 
 if TYPE_CHECKING:
     import tokenizers
 
 
-def read_directory(folder: Path) -> Read:
+def read_directory(folder: Path) -> Parts:
     """Raises ModelNotFoundError, CheckpointError or UnsupportedError, each naming the file."""
     from tokenizers import Tokenizer
 
@@ -41,7 +41,7 @@ def read_directory(folder: Path) -> Read:
         if token.special or not token.normalized  # the others are found in normalised text, by the library
     ]
     vocabulary = Vocabulary(tokens=tokens, kinds=kinds, spelling=spelling, roles=roles)
-    return Read(vocabulary, LibraryEncoder(backend), added, _templates(folder, config))
+    return Parts(vocabulary, LibraryEncoder(backend), added, _templates(folder, config))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -5,11 +5,12 @@ model "llama"   tokens and scores                                SentencePiece  
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvant.errors import CheckpointError, UnsupportedError
 from kvant.tokenizer.added_tokens import AddedToken
-from kvant.tokenizer.byte_bpe import LibraryEncoder, byte_level_bpe
+from kvant.tokenizer.byte_bpe import byte_level_bpe
+from kvant.tokenizer.parts import Encoder, Parts
 from kvant.tokenizer.pretokenizers import pre_tokenizer
 from kvant.tokenizer.spm import SentencePieceEncoder
 from kvant.tokenizer.vocabulary import Roles, Spelling, TokenKind, Vocabulary, declared_ends
@@ -19,16 +20,7 @@ MODELS = ("gpt2", "llama")
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
-class Read(NamedTuple):
-    """A vocabulary, how its plain text is encoded, the tokens matched whole, and chat templates by name."""
-
-    vocabulary: Vocabulary
-    encoder: LibraryEncoder | SentencePieceEncoder
-    added: list[AddedToken]
-    templates: dict[str, str]
-
-
-def read_metadata(metadata: Mapping[str, Any]) -> Read:
+def read_metadata(metadata: Mapping[str, Any]) -> Parts:
     """Raises CheckpointError for what is malformed and UnsupportedError for what is not built here."""
     model = metadata.get(PREFIX + "model")
     if model not in MODELS:
@@ -38,7 +30,7 @@ def read_metadata(metadata: Mapping[str, Any]) -> Read:
     spelling = Spelling.BYTE_LEVEL if model == "gpt2" else Spelling.SENTENCEPIECE
     roles = _roles(metadata, tokens, kinds, spelling)
     vocabulary = Vocabulary(tokens=tokens, kinds=kinds, spelling=spelling, roles=roles)
-    encoder: LibraryEncoder | SentencePieceEncoder
+    encoder: Encoder
     if spelling is Spelling.BYTE_LEVEL:
         pre = pre_tokenizer(metadata.get(PREFIX + "pre"))
         try:
@@ -50,7 +42,7 @@ def read_metadata(metadata: Mapping[str, Any]) -> Read:
         encoder = SentencePieceEncoder(tokens, scores, kinds, roles.unk_id, roles.leading_space)
     whole = vocabulary.of_kind(TokenKind.CONTROL, TokenKind.USER_DEFINED)
     added = [AddedToken(tokens[number], number, kinds[number] == TokenKind.CONTROL) for number in whole]
-    return Read(vocabulary, encoder, added, _templates(metadata))
+    return Parts(vocabulary, encoder, added, _templates(metadata))
 
 
 def _array(metadata: Mapping[str, Any], name: str, length: int | None = None) -> Sequence[Any]:

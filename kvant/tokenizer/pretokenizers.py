@@ -1,8 +1,9 @@
 """How byte-level BPE cuts text before merging: one entry per name that a GGUF file gives in `tokenizer.ggml.pre`.
 
 The patterns are applied one after the other, each to the pieces the one before left; what a pattern does not match is a
-piece too. A wrong pattern gives plausible text with wrong ids, so an unknown name is an error and never a default. Every
-entry was compared with the model's own tokenizer on digits, contractions, white space, CJK, emoji and combining marks.
+piece too. A wrong pattern gives plausible text with wrong ids, so an unknown name is an error and never a default. The
+ids were compared with those of llama.cpp's test vocabularies (gpt-2, mpt, starcoder, refact, command-r, llama-bpe, qwen2,
+qwen35, deepseek-coder, falcon): digits, contractions, white space, CJK, emoji, combining marks.
 """
 
 from typing import NamedTuple
@@ -21,6 +22,7 @@ CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 TAIL = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3_WORDS = f"{CONTRACTIONS}|{TAIL % '1,3'}"
 QWEN2_WORDS = f"{CONTRACTIONS}|{TAIL % '1'}"
+QWEN35_WORDS = f"{CONTRACTIONS}|{TAIL % '1'}".replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 
 PRE_TOKENIZERS = {
     "gpt-2": PreTokenizer((GPT2_WORDS,)),
@@ -28,11 +30,15 @@ PRE_TOKENIZERS = {
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]")),
     "llama-bpe": PreTokenizer((LLAMA3_WORDS,), ignore_merges=True),
     "qwen2": PreTokenizer((QWEN2_WORDS,), nfc=True),
+    "qwen35": PreTokenizer((QWEN35_WORDS,)),
+    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2_WORDS, r"[0-9][0-9][0-9]")),
 }
 # Other names of the same thing.
 PRE_TOKENIZERS |= dict.fromkeys(("llama3", "llama-v3"), PRE_TOKENIZERS["llama-bpe"])
 PRE_TOKENIZERS |= dict.fromkeys(("starcoder", "refact", "command-r"), PRE_TOKENIZERS["smollm"])
-PRE_TOKENIZERS |= dict.fromkeys(("deepseek-r1-qwen",), PRE_TOKENIZERS["qwen2"])
+PRE_TOKENIZERS |= dict.fromkeys(("mpt", "olmo"), PRE_TOKENIZERS["gpt-2"])
+PRE_TOKENIZERS["deepseek-r1-qwen"] = PRE_TOKENIZERS["qwen2"]
 
 
 def pre_tokenizer(name: str | None) -> PreTokenizer:

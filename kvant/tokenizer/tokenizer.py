@@ -19,10 +19,10 @@ from kvant.errors import RequestError, TemplateError
 from kvant.tokenizer.added_tokens import AddedTokens
 from kvant.tokenizer.chat_template import ChatTemplate, Message
 from kvant.tokenizer.directory import read_directory
-from kvant.tokenizer.gguf import Read, read_metadata
-from kvant.tokenizer.spm import SentencePieceEncoder
+from kvant.tokenizer.gguf import read_metadata
+from kvant.tokenizer.parts import Parts, bytes_only
 from kvant.tokenizer.template_text import Span
-from kvant.tokenizer.vocabulary import Roles, Spelling, TokenKind, Vocabulary
+from kvant.tokenizer.vocabulary import TokenKind
 
 
 class Source(Protocol):
@@ -42,7 +42,7 @@ class Source(Protocol):
 class Tokenizer:
     """One model's tokenizer. Immutable and safe to share between threads."""
 
-    def __init__(self, parts: Read):
+    def __init__(self, parts: Parts):
         self._vocabulary = parts.vocabulary
         self._encoder = parts.encoder
         self._added = AddedTokens(parts.added)
@@ -69,7 +69,7 @@ class Tokenizer:
             return cls.from_gguf(source.metadata)
         if source.folder is not None:
             return cls.from_directory(source.folder)
-        return cls(_bytes_only())
+        return cls(bytes_only())
 
     # --- what it knows ---------------------------------------------------------------------------------------------------
 
@@ -176,10 +176,3 @@ class Tokenizer:
         roles, tokens = self._vocabulary.roles, self._vocabulary.tokens
         bos = "" if roles.bos_id is None else tokens[roles.bos_id]
         return bos, "" if roles.eos_id is None else tokens[roles.eos_id]
-
-
-def _bytes_only() -> Read:
-    tokens = [f"<0x{byte:02X}>" for byte in range(256)]
-    kinds = [int(TokenKind.BYTE)] * 256
-    vocabulary = Vocabulary(tokens=tokens, kinds=kinds, spelling=Spelling.SENTENCEPIECE, roles=Roles())
-    return Read(vocabulary, SentencePieceEncoder(tokens, [0.0] * 256, kinds, None, False), [], {})
