@@ -5,6 +5,7 @@ A checkpoint reader hands over a plain dict with these keys (a GGUF's metadata i
 would change the network and is not built here (an unknown rope type, an unknown activation) is refused by name.
 """
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,6 +13,7 @@ from kvant.errors import CheckpointError, UnsupportedError
 
 ROPE_TYPES = ("default", "linear", "llama3")
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
+MAX_LAYERS = 4096  # some things have an entry per layer: a lying file must not make them long
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -108,9 +110,11 @@ class ModelConfig:
             "vocab_size",
             "max_position_embeddings",
         ):
+            _check_count(name, getattr(self, name))
+        for name in ("rms_norm_eps", "rope_theta"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-                raise CheckpointError(f"the model's {name} must be a positive whole number, not {value!r}")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise CheckpointError(f"the model's {name} must be a positive number, not {str(value)[:40]!r}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise CheckpointError(
                 f"num_attention_heads ({self.num_attention_heads}) is no multiple of "
@@ -150,6 +154,11 @@ class CacheGroup:
         return 2 * len(self.layers) * self.block_size * self.num_kv_heads * self.head_dim * itemsize
 
 
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+        raise CheckpointError(f"the model's {name} must be a positive whole number, not {str(value)[:40]!r}")
+
+
 def _with_defaults(raw: dict[str, Any]) -> dict[str, Any]:
     """HF's own fall-backs, made explicit: absent keys, null values, older spellings."""
     values = {k: v for k, v in raw.items() if v is not None}
@@ -161,12 +170,11 @@ def _with_defaults(raw: dict[str, Any]) -> dict[str, Any]:
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         if name not in values:
             raise CheckpointError(f"the model's config lacks {name!r}")
+        _check_count(name, values[name])
+    if values["num_hidden_layers"] > MAX_LAYERS:
+        raise CheckpointError(f"the model claims {values['num_hidden_layers']} layers; at most {MAX_LAYERS} are accepted")
     values.setdefault("num_key_value_heads", values["num_attention_heads"])
-    heads = values["num_attention_heads"]
-    if "head_dim" not in values:
-        if not isinstance(heads, int) or heads < 1:
-            raise CheckpointError(f"the model's num_attention_heads must be a positive whole number, not {heads!r}")
-        values["head_dim"] = values["hidden_size"] // heads
+    values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
     values.setdefault("max_position_embeddings", 2048)
     values["hidden_activation"] = values.get("hidden_activation", values.get("hidden_act", "silu"))
     # transformers 5 writes {"rope_parameters": {"rope_theta": ..., "rope_type": ...}}, sometimes one per layer type.
@@ -181,6 +189,9 @@ def _with_defaults(raw: dict[str, Any]) -> dict[str, Any]:
     # A null or zero window means full attention.
     if not values.get("sliding_window"):
         values["sliding_window"] = None
+    for name in ("sliding_window", "sliding_window_pattern", "_sliding_window_pattern"):
+        if values.get(name) is not None:
+            _check_count(name, values[name])
     window = values["sliding_window"]
     if "layer_types" not in values:
         values["layer_types"] = _layer_types(values, window)
