@@ -31,14 +31,10 @@ class StopMatcher(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeContext:
-    """What decoding must know of the engine: the context's length, the model's end tokens, how to look for stop strings.
-
-    `end_token_ids` are written into every Request when it is made; a strategy reads them there.
-    """
+    """What decoding must know of the engine: the context's length, and how to look for stop strings."""
 
     max_model_len: int
     new_matcher: Callable[[tuple[str, ...]], StopMatcher]
-    end_token_ids: frozenset[int] = frozenset()
 
 
 class Ending(NamedTuple):
