@@ -9,8 +9,11 @@ from typing import Any
 
 _HOMES = {
     "rms_norm": "rms_norm",
+    "add_rms_norm": "rms_norm",
     "rotary_table": "rotary",
     "apply_rotary": "rotary",
+    "rotary_and_store": "rotary",
+    "linear": "linear",
     "gated": "gated",
     "soft_cap": "soft_cap",
 }

@@ -1,0 +1,201 @@
+"""y = x W^T for a few rows, where the time is that of reading W once; for many rows cuBLAS is asked.
+
+    bytes 2 N K,  operations 2 M N K:  on an H200 (4.2 TB/s, 700 TFLOP/s) reading is the limit up to M of about 170
+
+    M = 1       a product of vectors: a program takes ROWS rows of W and multiplies them element by element, every load of a
+                tile in flight at once. Summing along K happens once, at the end.
+    M <= 64     tensor cores, with W as the left operand (y^T = W x^T), so that its rows fill the 64 rows of an instruction
+                and x, padded to 16, 32 or 64, costs little.
+
+           K ───────────────▶
+        ┌──────────┬──────────┐
+      N │ tile 0   │ tile 0   │    split over K: where N / TILE programs would leave multiprocessors idle, a tile's K is cut
+      │ │ part 0   │ part 1   │    into parts. Each writes its sums; whoever arrives last adds them in the order of the
+      ▼ ├──────────┼──────────┤    parts, so the result does not depend on who that was.
+        │ tile 1   │ tile 1   │
+        └──────────┴──────────┘
+
+Weights are read once and marked as the first to leave the L2 cache; x stays in it.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvant.kernels.language import INTERPRETED, cdiv, on_gpu, power_of_two, tl, triton
+
+MAX_ROWS = 64  # from here on cuBLAS
+
+
+def linear_reference(x: Tensor, weight: Tensor) -> Tensor:
+    return F.linear(x, weight)
+
+
+@triton.jit
+def _vector_kernel(
+    x,
+    weight,
+    out,
+    num_outs,
+    SIZE: tl.constexpr,  # K
+    ROWS: tl.constexpr,  # of W, per program
+    COLUMNS: tl.constexpr,  # of W, per pass
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    inside = row < num_outs
+    start = weight + row.to(tl.int64)[:, None] * SIZE
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in tl.static_range(0, SIZE, COLUMNS):
+        place = first + column
+        mask = inside[:, None]
+        if first + COLUMNS > SIZE:
+            mask = mask & (place < SIZE)[None, :]
+        w = tl.load(start + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+        values = tl.load(x + place, mask=place < SIZE, other=0.0, eviction_policy="evict_last")
+        total += w.to(tl.float32) * values.to(tl.float32)[None, :]
+    tl.store(out + row, tl.sum(total, axis=1).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _skinny_kernel(
+    x,
+    weight,
+    out,
+    partial,  # [tiles, parts, TILE, ROWS] fp32
+    arrived,  # [tiles] int32, zero between launches
+    num_rows,
+    num_outs,
+    x_stride,
+    part_size,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,  # M, padded
+    TILE: tl.constexpr,  # outs of one program
+    STEP: tl.constexpr,  # of K
+    PARTS: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    tile, part = tl.program_id(0), tl.program_id(1)
+    outs = tile * TILE + tl.arange(0, TILE)
+    rows = tl.arange(0, ROWS)
+    step = tl.arange(0, STEP)
+    w_start = weight + outs.to(tl.int64)[:, None] * SIZE
+    x_start = x + rows[:, None] * x_stride
+    total = tl.zeros([TILE, ROWS], tl.float32)
+    first = part * part_size
+    for k in range(first, tl.minimum(first + part_size, SIZE), STEP):
+        column = k + step
+        w_mask = (outs < num_outs)[:, None]
+        x_mask = (rows < num_rows)[:, None]
+        if SIZE % STEP:
+            w_mask = w_mask & (column < SIZE)[None, :]
+            x_mask = x_mask & (column < SIZE)[None, :]
+        w = tl.load(w_start + column[None, :], mask=w_mask, other=0.0, eviction_policy="evict_first")
+        values = tl.load(x_start + column[None, :], mask=x_mask, other=0.0, eviction_policy="evict_last")
+        if UPCAST:
+            w, values = w.to(tl.float32), values.to(tl.float32)
+        total = tl.dot(w, tl.trans(values), total, input_precision="ieee")
+
+    inside = (outs < num_outs)[:, None] & (rows < num_rows)[None, :]
+    target = out + rows[None, :] * num_outs + outs[:, None]
+    if PARTS == 1:
+        tl.store(target, total.to(out.dtype.element_ty), mask=inside)
+    else:
+        cell = tl.arange(0, TILE)[:, None] * ROWS + rows[None, :]
+        tl.store(partial + (tile * PARTS + part) * (TILE * ROWS) + cell, total)
+        tl.debug_barrier()  # every thread's sums are written before one thread says so
+        if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == PARTS - 1:
+            total = tl.zeros([TILE, ROWS], tl.float32)
+            for number in tl.static_range(PARTS):
+                total += tl.load(partial + (tile * PARTS + number) * (TILE * ROWS) + cell, cache_modifier=".cg")
+            tl.store(target, total.to(out.dtype.element_ty), mask=inside)
+            tl.store(arrived + tile, 0)
+
+
+class Shape(NamedTuple):
+    """How `_skinny_kernel` is cut: outs per program, step along K, parts of K, warps, stages of loads in flight."""
+
+    tile: int
+    step: int
+    parts: int
+    warps: int
+    stages: int
+
+
+def skinny_shape(rows: int, outs: int, size: int, processors: int) -> Shape:
+    """Chosen by sweeps on an H200 (docs/kernels.md)."""
+    tile, step = 64, 128
+    tiles = cdiv(outs, tile)
+    parts = max(1, min(8, cdiv(2 * processors, tiles), size // (4 * step)))
+    return Shape(tile, step, parts, 4, 4)
+
+
+def vector_shape(outs: int, size: int) -> tuple[int, int, int]:
+    """Rows of W per program, columns per pass, warps."""
+    columns = min(power_of_two(size), 4096)
+    return max(1, 16384 // columns), columns, 8
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+@cache
+def _arrivals(device: torch.device) -> Tensor:
+    """Counters that every launch leaves at zero. One stream per device may use them at a time."""
+    return torch.zeros(4096, dtype=torch.int32, device=device)
+
+
+def vector_triton(x: Tensor, weight: Tensor, shape: tuple[int, int, int] | None = None) -> Tensor:
+    """`x` [1, K] -> [1, N]."""
+    outs, size = weight.shape
+    out = torch.empty((1, outs), dtype=x.dtype, device=x.device)
+    rows, columns, warps = shape or vector_shape(outs, size)
+    grid = (cdiv(outs, rows),)
+    _vector_kernel[grid](x, weight, out, outs, SIZE=size, ROWS=rows, COLUMNS=columns, num_warps=warps)
+    return out
+
+
+def skinny_triton(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Tensor:
+    """`x` [M, K], M <= 64 -> [M, N]."""
+    rows, size = x.shape
+    outs = weight.shape[0]
+    shape = shape or skinny_shape(rows, outs, size, _processors(x.device))
+    padded = max(16, power_of_two(rows))
+    tiles = cdiv(outs, shape.tile)
+    out = torch.empty((rows, outs), dtype=x.dtype, device=x.device)
+    partial = out
+    if shape.parts > 1:
+        partial = torch.empty((tiles * shape.parts * shape.tile * padded,), dtype=torch.float32, device=x.device)
+    _skinny_kernel[(tiles, shape.parts)](
+        x,
+        weight,
+        out,
+        partial,
+        _arrivals(x.device),
+        rows,
+        outs,
+        x.stride(0),
+        cdiv(cdiv(size, shape.parts), shape.step) * shape.step,
+        SIZE=size,
+        ROWS=padded,
+        TILE=shape.tile,
+        STEP=shape.step,
+        PARTS=shape.parts,
+        UPCAST=INTERPRETED,
+        num_warps=shape.warps,
+        num_stages=shape.stages,
+    )
+    return out
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """`x` [T, K], `weight` [N, K] -> [T, N] in x's dtype; sums are fp32 and rounded once."""
+    rows = x.shape[0]
+    if not on_gpu(x) or rows > MAX_ROWS or rows == 0:
+        return linear_reference(x, weight)
+    return vector_triton(x, weight) if rows == 1 else skinny_triton(x, weight)
