@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,23 +51,28 @@ def show(events: "Iterator[StreamEvent]", write: Callable[[str], None]) -> Answe
     """Writes an answer as it comes and ends it with a line break. Raises `GenerationError` where the request failed."""
     pieces: list[str] = []
     num_tokens, last = 0, None
-    with Interruption() as interruption, closing(events):  # type: ignore[type-var]  # closing cancels the request
-        try:
-            for event in events:
-                if event.text:
-                    pieces.append(event.text)
-                    write(event.text)
-                num_tokens, last = num_tokens + len(event.token_ids), event
-                if event.finish_reason or interruption.requested:
-                    break
-        finally:
-            # Whatever ended it, what comes next begins on a line of its own.
-            if pieces and not pieces[-1].endswith("\n"):
-                with suppress(BrokenPipeError):
-                    write("\n")
+    with Interruption() as interruption, closing(events), _whole_lines(pieces, write):  # type: ignore[type-var]
+        for event in events:  # closing them cancels the request
+            if event.text:
+                pieces.append(event.text)
+                write(event.text)
+            num_tokens, last = num_tokens + len(event.token_ids), event
+            if event.finish_reason or interruption.requested:
+                break
     if last is not None and last.finish_reason == "error":
         raise GenerationError(last.error or "the request failed")
     return Answer("".join(pieces), last.finish_reason if last else None, last.metrics if last else None, num_tokens)
+
+
+@contextmanager
+def _whole_lines(pieces: list[str], write: Callable[[str], None]) -> Iterator[None]:
+    """Whatever ends an answer, what comes next begins on a line of its own."""
+    try:
+        yield
+    finally:
+        if pieces and not pieces[-1].endswith("\n"):
+            with suppress(BrokenPipeError):
+                write("\n")
 
 
 def numbers(answer: Answer) -> str:

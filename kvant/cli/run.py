@@ -30,7 +30,6 @@ CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
 # A model without a chat template never feels that it is done.
 MAX_COMPLETION_TOKENS = 256
 
-
 Prompt = Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and exit", show_default=False)]
 
 
@@ -57,7 +56,7 @@ def run(
     """
     doors: Doors = context.obj
     config = EngineConfig(model=model, **engine)
-    SamplingParams(**{"max_tokens": None, **sampling})
+    SamplingParams(**{"max_tokens": None, **sampling})  # refuses what cannot be, before the model is loaded
     if raw and system:
         raise ConfigError("--system needs the chat template that --raw switches off; give one of them")
     question = _question(doors, prompt)
@@ -67,13 +66,10 @@ def run(
     if question is None:
         _chat(doors, llm, params, model=model, system=system, templated=templated)
         return
-    if templated:
-        events = llm.stream(conversation(system, [{"role": "user", "content": question}]), params)
-    else:
-        if "max_tokens" not in sampling:
-            params = within(params, len(llm.tokenizer.encode(question)), llm.max_model_len)
-        events = llm.stream(question, params)
-    answer = show(events, doors.screen.answer)
+    if not templated and "max_tokens" not in sampling:
+        params = within(params, len(llm.tokenizer.encode(question)), llm.max_model_len)
+    message = conversation(system, [{"role": "user", "content": question}]) if templated else question
+    answer = show(llm.stream(message, params), doors.screen.answer)
     if answer.stopped:
         raise KeyboardInterrupt
     if stats if stats is not None else doors.screen.shows_numbers:

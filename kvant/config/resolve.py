@@ -83,7 +83,7 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight
 
 
 def choose_device(config: EngineConfig, hardware: Hardware) -> Choice[str]:
-    """ "cpu" or "cuda"."""
+    """Where the network runs: "cpu" or "cuda"."""
     if config.device == "cpu":
         return Choice("cpu")
     problem, remedy = "", ""

@@ -53,6 +53,6 @@ def test_a_long_question_may_use_the_room_of_the_answer():
 
 
 @pytest.mark.parametrize("words", [99, 100, 1000])
-def test_a_question_longer_than_the_context_is_refused(words):
+def test_R11_a_question_longer_than_the_context_is_refused(words):
     with pytest.raises(ContextLengthError, match=f"{words + 1} tokens and the context holds 100"):
         fit("", turns(3, words), count, 100, 10)

@@ -162,13 +162,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(kvant, arguments, message):
     assert message in err
 
 
-def test_options_are_checked_before_the_model_is_opened(kvant):
-    opened = []
-    kvant.llm.__class__.config = None
-    for arguments in (["--temperature", "-1"], ["--dtype", "x"], ["--raw", "--system", "y"]):
-        kvant("run", MODEL, "-p", "x", *arguments)
-        opened.append(kvant.llm.config)
-    assert opened == [None, None, None]
+@pytest.mark.parametrize("arguments", [["--temperature", "-1"], ["--dtype", "x"], ["--raw", "--system", "y"], ["-p", ""]])
+def test_options_are_checked_before_the_model_is_opened(capsys, tmp_path, arguments):
+    def open_llm(config):
+        raise AssertionError("the model was opened")
+
+    assert run_command(["run", MODEL, "-p", "x", *arguments], doors(FakeLLM(), tmp_path, open_llm=open_llm)) == 2
 
 
 def test_system_without_a_template_is_refused(kvant):
