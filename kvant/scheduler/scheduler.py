@@ -216,12 +216,12 @@ class Scheduler:
     def _add(self, request: Request) -> None:
         if request.request_id in self._live:
             raise ValueError(f"request id {request.request_id!r} is already in use")
+        reason = refusal(request, self._width(request), self.limits, self.manager)
         sequence = Sequence(request=request, index=0, tokens=list(request.prompt_token_ids))
         if request.sampling.prompt_logprobs is not None:
             sequence.prompt_logprobs = [None]  # nothing predicts the first token
         self._live[request.request_id] = _Live([sequence])
         self.waiting.push(sequence)
-        reason = refusal(request, self._width(request), self.limits, self.manager)
         if reason is not None:
             self._end(sequence, FinishReason.ERROR, reason)
 
