@@ -39,15 +39,17 @@ def create(config: EngineConfig) -> Created:
     opened = open_model(config.model)
     tokenizer = Tokenizer.from_source(opened.tokenizer_source)
     resolved = resolve(config, opened.config, detect(), opened.weight_bytes)
-    engine = _engine(resolved, opened, tokenizer)
-    notices = (*resolved.notices, *opened.notices)
+    # Any dtype that is named is torch's; left open, a CPU runs its own executor on the weights as they are stored.
+    native = config.dtype == "auto" and resolved.config.device == "cpu" and config.block_size % 16 == 0
+    made = create_runner(resolved, opened, tokenizer.vocab_size, native)
+    engine = _engine(resolved, opened, tokenizer, made.runner)
+    notices = (*resolved.notices, *opened.notices, *made.notices)
     return Created(engine, tokenizer, resolved.config, opened.default_sampling, resolved.reasons, notices)
 
 
-def _engine(resolved: Resolved, opened: Opened, tokenizer: Tokenizer) -> Engine:
+def _engine(resolved: Resolved, opened: Opened, tokenizer: Tokenizer, runner: Any) -> Engine:
     config = resolved.config
     assert config.max_model_len is not None and config.max_num_batched_tokens is not None
-    runner = create_runner(resolved, opened, tokenizer.vocab_size)
     manager = KVCacheManager(resolved.groups, resolved.num_blocks, enable_prefix_caching=config.enable_prefix_caching)
     limits = SchedulerLimits(
         max_num_seqs=config.max_num_seqs,

@@ -5,10 +5,12 @@ among their arguments and emit their operation; family files only wire bricks to
 knows (`+`, `*` by a number, `split`, `reshape`), so one `forward` serves both worlds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvant.batch import Batch
+from kvant.config.model import CacheGroup
 from kvant.native.program import Buffer, Program
 
 
@@ -35,9 +37,9 @@ class RecordingCache:
         return self.program.attention(q, rule.layer, rule.scale, rule.window, rule.soft_cap)
 
 
-def record(model: Any) -> Program:
-    """The program of `model`, whose bricks hold their weights as stored (`Brick.keep`)."""
-    program = Program(model.config.cache_groups())
+def record(model: Any, groups: Sequence[CacheGroup]) -> Program:
+    """The program of `model`, whose bricks hold their weights as stored (`Brick.keep`), over the cache of `groups`."""
+    program = Program(groups)
     batch = Batch(
         input_ids=Input(program, "ids"),
         positions=Input(program, "positions"),

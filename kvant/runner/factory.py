@@ -4,14 +4,17 @@ Two runners, one choice, made in `config/resolve.py` and carried out here: `torc
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from kvant.attention.select import backend
+from kvant.config.environment import read_environment
 from kvant.config.model import ModelConfig
 from kvant.config.resolve import Resolved
 from kvant.distributed.mesh import Mesh
 from kvant.models.load import build, load_weights
 from kvant.models.load import open_model as open_checkpoint
+from kvant.native.build import load as load_library
+from kvant.native.record import record
+from kvant.runner.native_runner import NativeRunner
 from kvant.runner.seats import SeatTable
 
 
@@ -43,25 +46,50 @@ def open_model(name: str) -> Opened:
     )
 
 
-def create_runner(resolved: Resolved, opened: Opened, num_tokens_known: int) -> Any:
-    """The runner of a resolved configuration, with weights loaded and cache allocated."""
+class Made(NamedTuple):
+    """A runner, and what the user should know about it."""
+
+    runner: Any
+    notices: tuple[str, ...] = ()
+
+
+def create_runner(resolved: Resolved, opened: Opened, num_tokens_known: int, native: bool) -> Made:
+    """The runner of a resolved configuration, with weights loaded and cache allocated.
+
+    With `native` the CPU's own executor, and torch with a notice where that cannot be built.
+    """
+    config = resolved.config
+    assert config.max_model_len is not None
+    known = min(num_tokens_known, opened.config.vocab_size)
+    seats = SeatTable(config.max_num_seqs, resolved.groups, config.max_model_len)
+    model = build(opened.config, Mesh())
+    notices: list[str] = []
+    if native:
+        library = load_library(notices.append, read_environment().cache / "native")
+        if library is not None:
+            load_weights(model, opened.checkpoint.tensors, None)
+            network = record(model, resolved.groups).finish(library, threads=config.threads or 1)
+            cache = network.new_cache(resolved.num_blocks)
+            return Made(NativeRunner(network, cache, seats, known, opened.config.vocab_size), tuple(notices))
+    return Made(_torch_runner(resolved, opened, model, seats, known), tuple(notices))
+
+
+def _torch_runner(resolved: Resolved, opened: Opened, model: Any, seats: SeatTable, known: int) -> Any:
     import torch
 
+    from kvant.attention.select import backend
     from kvant.attention.storage import KVStorage
     from kvant.quantization.scheme import Placement
     from kvant.runner.runner import TorchRunner
 
     config = resolved.config
-    assert config.max_model_len is not None
     if config.device == "cpu":
         torch.set_num_threads(config.threads or 1)
     dtype = getattr(torch, config.dtype)
-    model = build(opened.config, Mesh())
     load_weights(model, opened.checkpoint.tensors, Placement(device=config.device, dtype=dtype))
     storage = KVStorage(resolved.groups, resolved.num_blocks, dtype, config.device)
-    seats = SeatTable(config.max_num_seqs, resolved.groups, config.max_model_len)
     attention = backend("auto", opened.config.attn_logit_softcapping is not None)
-    return TorchRunner(model, storage, seats, attention, min(num_tokens_known, opened.config.vocab_size))
+    return TorchRunner(model, storage, seats, attention, known)
 
 
 def _weight_bytes(config: ModelConfig, itemsize: int = 4) -> int:
