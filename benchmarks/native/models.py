@@ -56,15 +56,19 @@ def llama(file: File, prefix: str = "llama") -> Program:
     hidden = f[f"{prefix}.embedding_length"]
     size = hidden // heads
     eps, base = f[f"{prefix}.attention.layer_norm_rms_epsilon"], f[f"{prefix}.rope.freq_base"]
-    program = Program((CacheGroup(name="full", layers=tuple(range(layers)), window=None, num_kv_heads=kv_heads, head_dim=size),))
+    program = Program(
+        (CacheGroup(name="full", layers=tuple(range(layers)), window=None, num_kv_heads=kv_heads, head_dim=size),)
+    )
     inv = frequencies(size, base)
     x = program.embedding(t["token_embd.weight"])
     for n in range(layers):
-        w = {k: t[f"blk.{n}.{k}.weight"] for k in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")}
+        w = {
+            k: t[f"blk.{n}.{k}.weight"] for k in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+        }
         h = program.rms_norm(x, vector(t[f"blk.{n}.attn_norm.weight"]), eps)
-        q, k, v = program.linear(
-            h, [unpermuted(w["attn_q"], heads), unpermuted(w["attn_k"], kv_heads), w["attn_v"]]
-        ).split((heads * size, kv_heads * size, kv_heads * size), -1)
+        q, k, v = program.linear(h, [unpermuted(w["attn_q"], heads), unpermuted(w["attn_k"], kv_heads), w["attn_v"]]).split(
+            (heads * size, kv_heads * size, kv_heads * size), -1
+        )
         q, k = program.rotary(q, size, inv), program.rotary(k, size, inv)
         program.store_kv(k, v, n)
         x = x + program.linear(program.attention(q, n, size**-0.5), [w["attn_output"]])
@@ -90,7 +94,9 @@ def gemma3(file: File) -> Program:
     near, far = frequencies(size, 10_000.0), frequencies(size, f["gemma3.rope.freq_base"])
     x = program.embedding(t["token_embd.weight"], scale=hidden**0.5)
     for n in range(layers):
-        w = {k: t[f"blk.{n}.{k}.weight"] for k in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")}
+        w = {
+            k: t[f"blk.{n}.{k}.weight"] for k in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+        }
         norm = {
             k: vector(t[f"blk.{n}.{k}.weight"])
             for k in ("attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")

@@ -1,6 +1,6 @@
 """How far the native step is from transformers in fp32: log-probabilities along the reference's greedy path.
 
-    python -m benchmarks.native.parity MODEL.gguf REFERENCE.json [isa]
+python -m benchmarks.native.parity MODEL.gguf REFERENCE.json [isa]
 """
 
 import json
@@ -22,8 +22,10 @@ def main(path: str, reference: str, isa: str = "native") -> None:
     program = gemma3(file) if file.fields["general.architecture"] == "gemma3" else llama(file)
     started = time.perf_counter()
     model = program.finish(library, threads=2)
-    print(f"packed {model.weight_bytes / 1e6:.1f} MB in {time.perf_counter() - started:.3f} s; {library.vector_level}, "
-          f"tiles {model.uses_tiles}, {len(model.operations)} operations")
+    print(
+        f"packed {model.weight_bytes / 1e6:.1f} MB in {time.perf_counter() - started:.3f} s; {library.vector_level}, "
+        f"tiles {model.uses_tiles}, {len(model.operations)} operations"
+    )
     cache = model.new_cache([64] * len(model.groups))
     differences, firsts, agreed, total = [], [], 0, 0
     for item in json.loads(Path(reference).read_text())["items"]:
@@ -41,8 +43,10 @@ def main(path: str, reference: str, isa: str = "native") -> None:
                 firsts.append(max(difference))
             agreed += int(row.argmax() == out[n])
             total += 1
-    print(f"mean |difference| {np.mean(differences):.4f}, max {max(differences):.3f}, of first tokens {max(firsts):.3f}; "
-          f"greedy agreement {agreed}/{total}")
+    print(
+        f"mean |difference| {np.mean(differences):.4f}, max {max(differences):.3f}, of first tokens {max(firsts):.3f}; "
+        f"greedy agreement {agreed}/{total}"
+    )
 
 
 if __name__ == "__main__":

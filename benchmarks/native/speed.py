@@ -1,6 +1,6 @@
 """Speed of bare native steps: decode at several batch sizes and contexts, and prompts. Minimum and median of many.
 
-    python -m benchmarks.native.speed MODEL.gguf [isa] [quick]
+python -m benchmarks.native.speed MODEL.gguf [isa] [quick]
 """
 
 import sys
@@ -36,13 +36,20 @@ def main(path: str, isa: str = "native", quick: str = "") -> None:
     cache = model.new_cache([1 + 32 * blocks] * groups)
     ids = rng.integers(0, 40_000, 4096)
     for length in (128, 512):
-        best, middle = measure(model, cache, [batch([(0, list(ids[:length]))], groups, blocks)], 3 if quick else 10)
-        print(f"prompt {length:5d}: best {best * 1e3:8.2f} ms {length / best:7.0f} tok/s   median {length / middle:7.0f} tok/s", flush=True)
+        show(
+            f"prompt {length}",
+            length,
+            measure(model, cache, [batch([(0, list(ids[:length]))], groups, blocks)], 3 if quick else 10),
+        )
     for context in (64, 512):
         for rows in (1, 2, 4, 8, 16, 32):
             steps = [batch([(context + n, [int(ids[n])])] * rows, groups, blocks) for n in range(8)]
-            best, middle = measure(model, cache, steps, 3 if quick else max(4, 24 // rows))
-            print(f"context {context}, rows {rows:3d}: best {best * 1e3:7.2f} ms {rows / best:7.0f} tok/s   median {rows / middle:7.0f} tok/s", flush=True)
+            show(f"context {context}, rows {rows}", rows, measure(model, cache, steps, 3 if quick else max(4, 24 // rows)))
+
+
+def show(what: str, tokens: int, times: tuple[float, float]) -> None:
+    best, middle = times
+    print(f"{what:22s} best {best * 1e3:8.2f} ms {tokens / best:7.0f} tok/s   median {tokens / middle:7.0f} tok/s", flush=True)
 
 
 if __name__ == "__main__":

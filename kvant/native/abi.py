@@ -69,6 +69,7 @@ def declare(library: Any) -> None:
     pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "kvant_vector_level": (int32, []),
+        "kvant_tiles_granted": (int32, []),
         "kvant_has_tiles": (int32, [pointer]),
         "kvant_packing_of": (int32, [int32]),
         "kvant_packed_bytes": (int64, [int32, int32, int32]),

@@ -23,7 +23,7 @@ from kvant.native import abi
 
 HERE = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
-COMMON = ["-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-w", "-shared", "-fPIC", "-pthread"]
+COMMON = ["-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-w", "-Wno-psabi", "-shared", "-fPIC", "-pthread"]
 TIMEOUT = 120  # seconds; 2-6 is usual
 
 # What may be asked for by name. "native" is what the machine has; the others exist for tests and for cautious people.
@@ -50,6 +50,11 @@ class Library:
         """What the kernels were compiled for."""
         return ("portable C++", "AVX2", "AVX-512 VNNI")[self.functions.kvant_vector_level()]
 
+    @property
+    def has_tiles(self) -> bool:
+        """Whether AMX tiles were compiled in and the system grants them."""
+        return bool(self.functions.kvant_tiles_granted())
+
 
 def default_cache() -> Path:
     """Where built libraries are kept unless the caller says otherwise."""
@@ -75,6 +80,12 @@ def load(notice: Notice, cache: Path | None = None, isa: str = "native") -> Libr
             notice(f"the C++ compiler {compiler} failed ({error}): the CPU runs on torch, several times slower")
             return None
     return _open(target, isa, notice)
+
+
+def runs_here(isa: str) -> bool:
+    """Whether code compiled for `isa` runs on this machine."""
+    needs = {"avx512": "avx512_vnni", "avx2": "avx2"}
+    return isa not in needs or needs[isa].encode() in _cpu().split()
 
 
 def find_compiler() -> str | None:

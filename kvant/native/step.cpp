@@ -595,6 +595,14 @@ using kvant::Executor;
 
 extern "C" {
 
+int kvant_tiles_granted() {
+#if defined(KVANT_AMX)
+  return kvant::request_tiles();
+#else
+  return 0;
+#endif
+}
+
 int kvant_has_tiles(const Executor* e) { return e->tiles(); }
 
 // 2: AVX-512 VNNI, 1: AVX2, 0: portable.
