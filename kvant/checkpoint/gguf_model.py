@@ -33,7 +33,7 @@ def open_gguf(path: Path) -> Checkpoint:
     family = _family(file)
     config, skipped = _config(file, family)
     ends = _special_tokens(file, config)
-    stored = _renamed(file, family, skipped)
+    stored = _renamed(file, family)
     metadata = file.metadata
     template = metadata.get("tokenizer.chat_template")
     return Checkpoint(
@@ -92,7 +92,7 @@ class _Keys:
 
 
 def _config(file: GGUFFile, family: names.GGUFFamily) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The config under Hugging Face's keys, and the tensors that are used up by it."""
+    """The config under Hugging Face's keys, and the tensors that are of no use to any network."""
     keys = _Keys(file)
     for key, neutral in names.GGUF_NEUTRAL.items():
         value = keys.get(key, float)
@@ -167,7 +167,7 @@ def _layer_pattern(file: GGUFFile, keys: _Keys, config: dict[str, Any]) -> None:
 
 
 def _rope_scaling(file: GGUFFile, keys: _Keys, config: dict[str, Any]) -> tuple[str, ...]:
-    """Puts the file's stretching of positions into `config`. Returns the tensors that need no further use."""
+    """Puts the file's stretching of positions into `config`. Returns the tensors that say nothing."""
     kind = file.metadata.get(keys.prefix + "rope.scaling.type", "none")
     factor = keys.get("rope.scaling.factor", float) or keys.get("rope.scale_linear", float)
     if kind == "none" and keys.get("rope.scale_linear", float) not in (None, 0.0, 1.0):
@@ -189,20 +189,21 @@ def _rope_scaling(file: GGUFFile, keys: _Keys, config: dict[str, Any]) -> tuple[
         )
     if scaling:
         config["rope_scaling"] = scaling
-    return (ROPE_FACTORS,)
+    return () if scaling else (ROPE_FACTORS,)
 
 
 # --- tensors ------------------------------------------------------------------------------------------------------------
 
 
-def _renamed(file: GGUFFile, family: names.GGUFFamily, skipped: tuple[str, ...]) -> dict[str, StoredTensor]:
+def _renamed(file: GGUFFile, family: names.GGUFFamily) -> dict[str, StoredTensor]:
     stored: dict[str, StoredTensor] = {}
     for name, tensor in file.tensors.items():
+        if name == ROPE_FACTORS:  # used up by the config
+            continue
         hf = _hf_name(name, family)
         if hf in stored:
             raise CheckpointError(f"{file.path.name} holds {hf} twice, under different names")
-        if name not in skipped:
-            stored[hf] = StoredTensor(hf, tensor.format, tensor.shape, tensor.raw)
+        stored[hf] = StoredTensor(hf, tensor.format, tensor.shape, tensor.raw)
     return stored
 
 

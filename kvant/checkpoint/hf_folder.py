@@ -97,16 +97,16 @@ def _tied_head(stored: dict[str, StoredTensor], config: dict[str, Any]) -> set[s
 
 def _end_tokens(folder: Path, config: dict[str, Any], generation: dict[str, Any], tokenizer: dict[str, Any]) -> tuple[int, ...]:
     """Every id that any of the files calls the end: a number, a list of numbers, or a text to look up."""
-    ids: set[int] = set()
+    ids: list[int] = []
     for source in (config, generation):
         ends = source.get("eos_token_id")
-        ids.update(ends if isinstance(ends, list) else [ends] if ends is not None else [])
+        ids += ends if isinstance(ends, list) else [] if ends is None else [ends]
     if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
-        raise CheckpointError(f"{folder}: eos_token_id is {str(sorted(ids, key=str))[:80]}, not a token id or a list of them")
+        raise CheckpointError(f"{folder}: eos_token_id is {str(ids)[:80]}, not a token id or a list of them")
     text = tokenizer.get("eos_token")
     text = text.get("content") if isinstance(text, dict) else text
     found = _id_of(folder, tokenizer, text) if isinstance(text, str) else None
-    return tuple(sorted(ids if found is None else ids | {found}))
+    return tuple(sorted({*ids} if found is None else {*ids, found}))
 
 
 def _id_of(folder: Path, tokenizer: dict[str, Any], text: str) -> int | None:

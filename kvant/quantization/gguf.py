@@ -126,9 +126,9 @@ def _q4_k(blocks: Array, out: Array) -> None:
 def _six_bit_scales(packed: Array) -> tuple[Array, Array]:
     """[n, 12] bytes -> scales and minima, [n, 8] each, 0 to 63.
 
-        bytes 0-3    scales 0-3 in the lower 6 bits; above, the upper 2 bits of scales 4-7
-        bytes 4-7    minima 0-3 in the lower 6 bits; above, the upper 2 bits of minima 4-7
-        bytes 8-11   the lower 4 bits of scales 4-7 below, of minima 4-7 above
+    bytes 0-3    scales 0-3 in the lower 6 bits; above, the upper 2 bits of scales 4-7
+    bytes 4-7    minima 0-3 in the lower 6 bits; above, the upper 2 bits of minima 4-7
+    bytes 8-11   the lower 4 bits of scales 4-7 below, of minima 4-7 above
     """
     first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)

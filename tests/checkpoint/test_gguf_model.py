@@ -222,14 +222,15 @@ def test_gemma3_layer_pattern_in_newer_files(tmp_path):
     assert ModelConfig.from_dict(model(tmp_path, "gemma3", **changes).config).layer_types[1] == "full_attention"
 
 
-def test_R44_rope_factors_become_a_scaling_and_are_reported(tmp_path):
+def test_R44_rope_factors_become_a_scaling_or_are_reported_as_skipped(tmp_path):
     tensors = [f32_tensor(name, weight) for name, weight in convert("llama", hf_weights()).items()]
     checkpoint = opened(tmp_path, metadata(), [*tensors, f32_tensor("rope_freqs.weight", converted(SIZE, 5e5, 8.0))])
     scaling = ModelConfig.from_dict(checkpoint.config).rope_scaling
     assert (scaling.rope_type, scaling.factor, scaling.original_max_position_embeddings) == ("llama3", 8.0, 8192)
-    assert checkpoint.skipped == ("rope_freqs.weight",) and "rope_freqs.weight" not in checkpoint.tensors
+    assert checkpoint.skipped == () and "rope_freqs.weight" not in checkpoint.tensors
     plain = opened(tmp_path, metadata(), [*tensors, f32_tensor("rope_freqs.weight", np.ones(SIZE // 2))])
     assert ModelConfig.from_dict(plain.config).rope_scaling.rope_type == "default"
+    assert plain.skipped == ("rope_freqs.weight",) and "rope_freqs.weight" not in plain.tensors
 
 
 def test_R44_linear_scaling_and_unknown_kinds(tmp_path):
