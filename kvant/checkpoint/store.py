@@ -56,6 +56,8 @@ def resolve_model(
         if found is None and not allow_download:
             raise ModelNotFoundError(f"{name} is not in the store; fetch it with: kvant pull {name}")
         return found or pull_model(name, environment, progress=progress, notify=notify)
+    if not name:
+        raise ModelNotFoundError(_not_found(name))
     path = Path(name).expanduser()
     if path.is_dir() or (path.is_file() and is_gguf(path)):
         return path

@@ -1,10 +1,13 @@
 """Every stored format against a scalar reference, written from the description of its blocks, bit by bit."""
 
 import struct
+import time
 
 import numpy as np
 import pytest
 
+from kvant.checkpoint.gguf import read_gguf
+from kvant.checkpoint.store import find_model
 from kvant.config.formats import FORMATS, StoredTensor, row_bytes
 from kvant.errors import UnsupportedError
 from kvant.quantization.gguf import CHUNK_VALUES, RULES, dequantize, dequantize_rows
@@ -206,3 +209,29 @@ def test_infinite_scales_stay_non_finite(format):
     with np.errstate(invalid="ignore"):
         values = dequantize(StoredTensor("w", format, (1, FORMATS[format].block_elements), raw))
     assert not np.isfinite(values).all()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("alias", ["smollm2-135m", "gemma3-270m"])
+def test_R43_real_tensors_equal_the_gguf_package(alias):
+    """The first tensor of every format that the file has."""
+    gguf = pytest.importorskip("gguf")
+    first = {tensor.format: tensor for tensor in reversed(read_gguf(find_model(alias)).tensors.values())}
+    for format, tensor in first.items():
+        rows = np.arange(0, len(tensor.raw), max(1, len(tensor.raw) // 500))
+        expected = gguf.dequantize(tensor.raw[rows], gguf.GGMLQuantizationType[format])
+        picked = StoredTensor(tensor.name, format, (len(rows), tensor.shape[-1]), tensor.raw[rows])
+        assert_same_bits(dequantize(picked), np.ascontiguousarray(expected.reshape(picked.shape).astype(np.float32)))
+
+
+@pytest.mark.model
+def test_a_whole_model_unpacks_in_under_a_second():
+    """0.2 s on one quiet core; the bound leaves room for a busy machine."""
+    tensors = read_gguf(find_model("smollm2-135m")).tensors.values()
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        for tensor in tensors:
+            dequantize(tensor)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 1.6
