@@ -141,6 +141,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 _refuse_private(item.arg.value)
         for _ in source.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
             raise SecurityError("it loads another file")
+        for _ in source.find_all(nodes.ScopedEvalContextModifier):
+            raise SecurityError("it switches HTML escaping on or off")
         for loop in source.find_all(nodes.For):
             loop.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute("tick"), lineno=loop.lineno))
         return super()._generate(source, name, filename, defer_init)
@@ -200,6 +202,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if not allowed:
             raise SecurityError(f"it calls the method {name!r} of a {type(owner).__name__}")
         self._budget.spend_container((args, kwargs))
+        if isinstance(owner, str) and args and isinstance(args[0], str):
+            self._budget.spend_search(owner, args[0])
         return method(*args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:

@@ -9,15 +9,16 @@ from typing import Any
 
 from jinja2.exceptions import SecurityError
 
-MAX_SOURCE = 256 * 1024  # characters of a template; the largest in the wild have some 30k
+MAX_SOURCE = 128 * 1024  # characters of a template; the largest in the wild have some 30k
 MAX_STEPS = 500_000  # ticks; a conversation of 2,000 messages takes some 50k
 MAX_SECONDS = 2.0  # wall time; real renderings take milliseconds
 MAX_TEXT = 16 * 1024 * 1024  # characters of one string, the output included
 MAX_WORK = 128 * 1024 * 1024  # characters made in one rendering, dead or alive: bounds memory too
-MAX_NODES = 100_000  # elements of a nested container that is printed or compared
+MAX_ELEMENTS = 100_000  # of one list or range
+MAX_NODES = 100_000  # elements of a nested container that is printed or compared, all levels together
 MAX_DEPTH = 64  # of such a container
-MAX_RANGE = 100_000
 ELEMENT_COST = 8  # characters charged per list element: a pointer
+MAX_PRODUCT = 100_000_000  # len(text) * len(pattern) where CPython searches naively: backwards, and in strip()
 
 
 class TemplateLimitError(SecurityError):
@@ -47,7 +48,15 @@ class Budget:
         self._spend(size)
 
     def spend_elements(self, count: int) -> None:
+        """Pay for a list of `count` elements before it is made."""
+        if count > MAX_ELEMENTS:
+            raise TemplateLimitError(f"it makes a list of more than {MAX_ELEMENTS} elements")
         self._spend(count * ELEMENT_COST)
+
+    def spend_search(self, text: str, pattern: str | None) -> None:
+        """Pay for a search whose worst case is the product of the two lengths."""
+        if pattern is not None and len(text) * len(pattern) > MAX_PRODUCT:
+            raise TemplateLimitError("it searches a long text for a long pattern")
 
     def spend_container(self, value: Any) -> None:
         """Pay for walking `value` to its leaves, as printing and comparing do.

@@ -5,6 +5,7 @@ Each entry does three things at once: what jinja2 or str would do, keep the span
 """
 
 import functools
+import itertools
 import json
 import re
 import string
@@ -19,7 +20,7 @@ from jinja2.tests import TESTS
 from jinja2.utils import Namespace, pass_environment
 
 from kvant.tokenizer import template_text as tt
-from kvant.tokenizer.template_budget import MAX_RANGE, Budget
+from kvant.tokenizer.template_budget import MAX_ELEMENTS, Budget
 
 Function = Callable[..., Any]
 
@@ -69,9 +70,9 @@ class Functions:
     def __init__(self, budget: Budget):
         self.budget = budget
         self.methods: dict[str, Function] = {
-            "strip": tt.strip,
-            "lstrip": functools.partial(tt.strip, right=False),
-            "rstrip": functools.partial(tt.strip, left=False),
+            "strip": self._strip,
+            "lstrip": functools.partial(self._strip, right=False),
+            "rstrip": functools.partial(self._strip, left=False),
             "split": self._split,
             "rsplit": functools.partial(self._split, from_right=True),
             "splitlines": self._splitlines,
@@ -92,7 +93,7 @@ class Functions:
             "join": pass_environment(functools.partial(self._join_filter)),
             "string": self.text,
             "safe": self.text,
-            "trim": lambda value, chars=None: tt.strip(self.text(value), chars),
+            "trim": lambda value, chars=None: self._strip(self.text(value), chars),
             "replace": lambda value, old, new, count=-1: self.replace(self.text(value), self.text(old), self.text(new), count),
             "format": lambda value, *args, **kwargs: self.format_percent(self.text(value), kwargs or args),
             "indent": self._indent,
@@ -149,14 +150,17 @@ class Functions:
     def replace(self, text: str, old: str, new: str, count: int | None = -1) -> str:
         limit = -1 if count is None else count
         found = text.count(old)
-        self.budget.spend_text(len(text) + (found if limit < 0 else min(found, limit)) * len(new))
+        found = found if limit < 0 else min(found, limit)
+        self.budget.spend_text(len(text) + found * len(new))
+        if found > MAX_ELEMENTS:
+            return str.replace(text, old, new, limit)  # too many pieces to keep track of
         return tt.replace(text, old, new, limit)
 
     def format_percent(self, text: str, values: Any) -> str:
         """`text % values` for the conversions of C's printf, without stars and with widths below 1000."""
         if _WIDE.search(text) or "*" in text:
             raise SecurityError("a % format with a width of thousands or a star")
-        literal = tt.literal if _all_written(text) else str
+        literal = tt.literal if tt.all_written(text) else str
         arguments = iter(values if isinstance(values, tuple) else (values,))
         pieces: list[str] = []
         position = 0
@@ -174,7 +178,7 @@ class Functions:
 
     def format_braces(self, text: str, *args: Any, **kwargs: Any) -> str:
         """`text.format(...)` with plain fields: no attributes, no indices, no nested or wide formats."""
-        literal = tt.literal if _all_written(text) else str
+        literal = tt.literal if tt.all_written(text) else str
         pieces: list[str] = []
         automatic = iter(args)
         for before, field, spec, conversion in string.Formatter().parse(text):
@@ -199,22 +203,30 @@ class Functions:
     def _case_filter(self, how: str) -> Function:
         return lambda value: self._recase(how, self.text(value))
 
-    def _split(self, text: str, sep: str | None = None, maxsplit: int = -1, *, from_right: bool = False) -> list[str]:
-        pieces = tt.split(text, sep, maxsplit, from_right=from_right)
+    def _strip(self, text: str, chars: str | None = None, *, left: bool = True, right: bool = True) -> str:
+        self.budget.spend_search(text, chars)
         self.budget.spend_text(len(text))
+        return tt.strip(text, chars, left=left, right=right)
+
+    def _split(self, text: str, sep: str | None = None, maxsplit: int = -1, *, from_right: bool = False) -> list[str]:
+        if from_right:
+            self.budget.spend_search(text, sep)
+        self.budget.spend_text(len(text))
+        pieces = tt.split(text, sep, min(maxsplit, MAX_ELEMENTS) if maxsplit >= 0 else MAX_ELEMENTS, from_right=from_right)
         self.budget.spend_elements(len(pieces))
         return pieces
 
     def _splitlines(self, text: str, keepends: bool = False) -> list[str]:
+        self.budget.spend_elements(len(str.splitlines(text)))
         lines, position = [], 0
         for line, body in zip(str.splitlines(text, True), str.splitlines(text), strict=True):
             lines.append(tt.cut(text, position, position + len(line if keepends else body)))
             position += len(line)
         self.budget.spend_text(len(text))
-        self.budget.spend_elements(len(lines))
         return lines
 
     def _partition(self, text: str, separator: str, *, from_right: bool = False) -> tuple[str, str, str]:
+        self.budget.spend_search(text, separator if from_right else None)
         self.budget.spend_text(len(text))
         before, middle, _ = (str.rpartition if from_right else str.partition)(text, separator)
         first, second = len(before), len(before) + len(middle)
@@ -259,7 +271,7 @@ class Functions:
 
     def _list(self, value: Iterable[Any]) -> list[Any]:
         self.budget.tick()
-        elements = list(value)
+        elements = list(itertools.islice(value, MAX_ELEMENTS + 1))
         self.budget.spend_elements(len(elements))
         self.budget.spend_container(elements)
         return elements
@@ -298,6 +310,8 @@ class Functions:
         self.budget.spend_container(value)
         if indent is not None and not 0 <= int(indent) <= MAX_INDENT:
             raise SecurityError(f"tojson with an indent above {MAX_INDENT}")
+        if separators is not None and sum(map(len, separators)) > MAX_INDENT:
+            raise SecurityError(f"tojson with separators of more than {MAX_INDENT} characters")
         text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
         self.budget.spend_text(len(text))
         return text
@@ -306,8 +320,8 @@ class Functions:
 
     def _range(self, *args: int) -> range:
         numbers = range(*args)
-        if len(numbers) > MAX_RANGE:
-            raise SecurityError(f"range() of more than {MAX_RANGE} numbers")
+        if len(numbers) > MAX_ELEMENTS:
+            raise SecurityError(f"range() of more than {MAX_ELEMENTS} numbers")
         return numbers
 
     def _dict(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
@@ -321,7 +335,3 @@ class Functions:
         if len(format) > 256 or re.search(r"%[^a-zA-Z%]*\d{3}", format):
             raise SecurityError("strftime_now() with a very long format")
         return datetime.now().strftime(format)
-
-
-def _all_written(text: str) -> bool:
-    return tt.written_spans(text) == (tt.Span(0, len(text)),)

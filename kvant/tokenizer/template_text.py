@@ -13,6 +13,7 @@ not wrapped at all. Rejected: sentinels around content (they break trim, slices 
 with neutralised content (conditionals on content then take another path).
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -85,7 +86,13 @@ def concat(parts: Iterable[str]) -> str:
 
 def cut(text: str, start: int, stop: int) -> str:
     """text[start:stop] for 0 <= start <= stop <= len(text)."""
-    spans = [Span(max(a, start) - start, min(b, stop) - start) for a, b in written_spans(text) if max(a, start) < min(b, stop)]
+    written = written_spans(text)
+    spans: list[Span] = []
+    for index in range(bisect_right(written, start, key=lambda span: span.stop), len(written)):
+        first, last = written[index]
+        if first >= stop:
+            break
+        spans.append(Span(max(first, start) - start, min(last, stop) - start))
     return _tracked(str.__getitem__(text, slice(start, stop)), spans)
 
 
@@ -117,7 +124,7 @@ def split(text: str, separator: str | None = None, limit: int = -1, *, from_righ
 
 
 def replace(text: str, old: str, new: str, limit: int = -1) -> str:
-    if not old:
+    if not old or not (written_spans(text) or written_spans(new)):
         return str.replace(text, old, new, limit)
     return join(new, split(text, old, limit))
 
@@ -128,7 +135,13 @@ def recased(text: str, changed: str) -> str:
 
 
 def repeat(text: str, times: int) -> str:
-    return concat([text] * times)
+    """text * times. Only text that the template wrote alone keeps its spans."""
+    repeated = str.__mul__(text, times)
+    return literal(repeated) if all_written(text) else repeated
+
+
+def all_written(text: str) -> bool:
+    return written_spans(text) == (Span(0, len(text)),)
 
 
 def _tracked(text: str, spans: list[Span]) -> str:

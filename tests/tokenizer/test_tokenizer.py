@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,8 @@ def test_R06_same_ids_from_scores_and_from_merges(tmp_path):
 def test_any_text_has_the_publics_ids_and_comes_back(small, spm, public_small, public_spm, text):
     assert small.encode(text) == public_small.encode(text, add_special_tokens=False).ids
     assert spm.encode(text) == public_spm.encode(text).ids
-    assert small.decode(small.encode(text)) == text
-    assert spm.decode(spm.encode(text)) == text.replace("▁", " ")
+    assert small.decode(small.encode(text), skip_special_tokens=False) == text
+    assert spm.decode(spm.encode(text, add_bos=False), skip_special_tokens=False) == text.replace("▁", " ")
 
 
 @pytest.fixture(scope="session")
@@ -213,7 +214,18 @@ def test_random_weights_get_bytes_for_tokens():
 def test_importing_and_encoding_loads_no_jinja():
     script = """
 import sys
+import time
 import kvant.tokenizer.tokenizer, kvant.tokenizer.detokenizer, kvant.tokenizer.stops, kvant.tokenizer.chat_template
 assert not {"jinja2", "tokenizers", "torch", "numpy", "transformers"} & set(sys.modules), sorted(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parent.parent.parent)
+
+
+@pytest.mark.model
+def test_building_a_tokenizer_is_quick():
+    """Some 0.05 s and 0.2 s on a quiet core; the bounds leave room for a busy machine."""
+    for alias, seconds in (("smollm2-135m", 1.0), ("gemma3-270m", 2.0)):
+        metadata = real_metadata(alias)
+        started = time.perf_counter()
+        Tokenizer.from_gguf(metadata)
+        assert time.perf_counter() - started < seconds
