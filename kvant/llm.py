@@ -104,6 +104,8 @@ class LLM:
                     yield events.popleft()
                 if not text.output.finished:
                     self._step()  # another stream may have taken this one's steps: its events wait above
+                    if not events:
+                        yield StreamEvent(index=0, text="", token_ids=())  # a sign of life while a long prompt is computed
         finally:
             del self._streams[request.request_id]
             self._drop(text)

@@ -105,7 +105,8 @@ class Sequence:
 # --- what a step is asked for -------------------------------------------------------------------------------------------
 
 
-class Draw(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Draw:
     """Draw `count` tokens independently from the row's distribution: choices `first_index ... first_index + count - 1`."""
 
     count: int

@@ -23,6 +23,8 @@ ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 # second and are where a CPU's prefill speed levels off; a data-centre GPU needs thousands to be busy.
 TOKENS_PER_STEP = {"cpu": 512, "cuda": 8192}
 
+NATIVE_BLOCK = 16  # the native cache keeps keys transposed in units of 16 positions
+
 CPU_KV_SHARE = 0.4  # of what is left after the weights: activations, the page cache and other programs need the rest
 CPU_KV_MOST = 4 << 30
 CUDA_CONTEXT = 512 << 20  # what the driver and the libraries take on a GPU before the first tensor
@@ -45,6 +47,7 @@ class Resolved:
 
     config: EngineConfig
     groups: tuple[CacheGroup, ...]  # the model's, with the config's block size
+    executor: str  # "native": the CPU's own executor, if it can be built here; "torch": everywhere
     num_blocks: tuple[int, ...]  # per group, the null block included
     kv_bytes: int  # what those blocks take together
     reasons: tuple[str, ...]
@@ -57,7 +60,8 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight
     Raises `ConfigError` for a device, dtype or context that cannot be, `CapacityError` where memory does not suffice.
     """
     device = choose_device(config, hardware)
-    dtype = choose_dtype(config, hardware, device.value, model.torch_dtype)
+    executor = choose_executor(config, hardware, device.value)
+    dtype = choose_dtype(config, hardware, device.value, model.torch_dtype, executor.value)
     threads = choose_threads(config, hardware)
     tokens = _tokens_per_step(config, device.value)
     config = replace(
@@ -68,10 +72,11 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight
         max_num_batched_tokens=tokens.value,
     )
     context, plan, memory = _decide_memory(config, model, hardware, weight_bytes)
-    choices: tuple[Choice[str] | Choice[int], ...] = (device, dtype, threads, tokens, context, memory)
+    choices: tuple[Choice[str] | Choice[int], ...] = (device, executor, dtype, threads, tokens, context, memory)
     return Resolved(
         config=replace(config, max_model_len=context.value, kv_cache_memory_bytes=memory.value),
         groups=plan.groups,
+        executor=executor.value,
         num_blocks=plan.num_blocks,
         kv_bytes=plan.num_bytes,
         reasons=tuple(choice.reason for choice in choices if choice.reason),
@@ -101,13 +106,29 @@ def choose_device(config: EngineConfig, hardware: Hardware) -> Choice[str]:
     return Choice("cpu", f"device: cpu, because {problem}", unused)
 
 
-def choose_dtype(config: EngineConfig, hardware: Hardware, device: str, trained_in: str) -> Choice[str]:
+def choose_executor(config: EngineConfig, hardware: Hardware, device: str) -> Choice[str]:
+    """ "native" on a CPU whose dtype is left open: it computes on the weights as they are stored, several times faster."""
+    if device != "cpu" or config.dtype != "auto":
+        return Choice("torch")
+    if hardware.compiler is None:
+        notice = "no C++ compiler (g++, clang++ or c++) was found, so torch computes, several times slower; install g++"
+        return Choice("torch", "executor: torch, because there is no C++ compiler for the native one", notice)
+    if config.block_size % NATIVE_BLOCK:
+        return Choice("torch", f"executor: torch, because the native one needs a block size of {NATIVE_BLOCK} or its multiple")
+    return Choice("native", "executor: native, because the dtype is left open and there is a C++ compiler")
+
+
+def choose_dtype(
+    config: EngineConfig, hardware: Hardware, device: str, trained_in: str, executor: str = "torch"
+) -> Choice[str]:
     """The arithmetic of the network. `trained_in` is the dtype the weights were published in.
 
     float16 is chosen only for weights published in it: activations of models trained in bfloat16 exceed its range (65,504).
     """
     fast = _has_fast_bfloat16(hardware, device)
     where = f"this {'CPU' if device == 'cpu' else 'GPU'}"
+    if executor == "native":
+        return Choice("bfloat16", "dtype: weights as they are stored, activations in int8 or bfloat16, keys in 16 bits")
     if config.dtype == "auto":
         if device == "cuda" and trained_in == "float16":
             return Choice("float16", "dtype: float16, because the weights were published in it")

@@ -44,8 +44,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         # Lists and single strings are what people write; tuples are what can be shared safely.
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
+        stop: Any = self.stop
+        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop or ()))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         self._check_numbers()
         self._check_stops()

@@ -39,9 +39,7 @@ def create(config: EngineConfig) -> Created:
     opened = open_model(config.model)
     tokenizer = Tokenizer.from_source(opened.tokenizer_source)
     resolved = resolve(config, opened.config, detect(), opened.weight_bytes)
-    # Any dtype that is named is torch's; left open, a CPU runs its own executor on the weights as they are stored.
-    native = config.dtype == "auto" and resolved.config.device == "cpu" and config.block_size % 16 == 0
-    made = create_runner(resolved, opened, tokenizer.vocab_size, native)
+    made = create_runner(resolved, opened, tokenizer.vocab_size)
     engine = _engine(resolved, opened, tokenizer, made.runner)
     notices = (*resolved.notices, *opened.notices, *made.notices)
     return Created(engine, tokenizer, resolved.config, opened.default_sampling, resolved.reasons, notices)

@@ -15,7 +15,7 @@ from typing import Any
 
 from kvant.config.sampling import SamplingParams
 from kvant.decoding.stopping import DecodeContext
-from kvant.decoding.strategy import decode
+from kvant.decoding.strategy import decode, width
 from kvant.engine.inbox import Inbox
 from kvant.errors import ContextLengthError, RequestError
 from kvant.scheduler.scheduler import Scheduler
@@ -55,7 +55,7 @@ class Engine:
         """A Request for these prompt tokens, checked against the model. Raises `RequestError` and its children."""
         number = next(self._numbers)
         self._check(token_ids, sampling)
-        return Request(
+        request = Request(
             request_id=details.pop("request_id", f"request-{number}"),
             prompt_token_ids=tuple(token_ids),
             sampling=sampling,
@@ -64,6 +64,13 @@ class Engine:
             seed=sampling.seed if sampling.seed is not None else (self._seed + number * 1_000_003) % 2**63,
             **details,
         )
+        seats = width(request)  # refuses a strategy that does not exist
+        if seats > self.scheduler.limits.max_num_seqs:
+            limit = self.scheduler.limits.max_num_seqs
+            raise RequestError(
+                f"n is {seats}, but this engine computes {limit} sequences at once; raise max_num_seqs", param="n"
+            )
+        return request
 
     def add(self, request: Request) -> None:
         """The request is taken up by the next step."""

@@ -39,6 +39,13 @@ def build(config: ModelConfig, mesh: Mesh) -> Any:
     return family(config.architecture)(config, mesh)
 
 
+def placement(device: str, dtype: Any) -> Any:
+    """Where `load_weights` puts tensors, and in which torch dtype."""
+    from kvant.quantization.scheme import Placement
+
+    return Placement(device=device, dtype=dtype)
+
+
 def load_weights(model: Brick, source: TensorSource, placement: Any | None) -> int:
     """Fills `model` from `source`; returns the bytes read. Raises `CheckpointError` naming every tensor that does not fit.
 

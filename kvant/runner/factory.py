@@ -10,7 +10,7 @@ from kvant.config.environment import read_environment
 from kvant.config.model import ModelConfig
 from kvant.config.resolve import Resolved
 from kvant.distributed.mesh import Mesh
-from kvant.models.load import build, load_weights
+from kvant.models.load import build, load_weights, placement
 from kvant.models.load import open_model as open_checkpoint
 from kvant.native.build import load as load_library
 from kvant.native.record import record
@@ -53,10 +53,10 @@ class Made(NamedTuple):
     notices: tuple[str, ...] = ()
 
 
-def create_runner(resolved: Resolved, opened: Opened, num_tokens_known: int, native: bool) -> Made:
+def create_runner(resolved: Resolved, opened: Opened, num_tokens_known: int) -> Made:
     """The runner of a resolved configuration, with weights loaded and cache allocated.
 
-    With `native` the CPU's own executor, and torch with a notice where that cannot be built.
+    Where the native executor was chosen but cannot be built after all, torch takes over, with a notice.
     """
     config = resolved.config
     assert config.max_model_len is not None
@@ -64,7 +64,7 @@ def create_runner(resolved: Resolved, opened: Opened, num_tokens_known: int, nat
     seats = SeatTable(config.max_num_seqs, resolved.groups, config.max_model_len)
     model = build(opened.config, Mesh())
     notices: list[str] = []
-    if native:
+    if resolved.executor == "native":
         library = load_library(notices.append, read_environment().cache / "native")
         if library is not None:
             load_weights(model, opened.checkpoint.tensors, None)
@@ -79,14 +79,13 @@ def _torch_runner(resolved: Resolved, opened: Opened, model: Any, seats: SeatTab
 
     from kvant.attention.select import backend
     from kvant.attention.storage import KVStorage
-    from kvant.quantization.scheme import Placement
     from kvant.runner.runner import TorchRunner
 
     config = resolved.config
     if config.device == "cpu":
         torch.set_num_threads(config.threads or 1)
     dtype = getattr(torch, config.dtype)
-    load_weights(model, opened.checkpoint.tensors, Placement(device=config.device, dtype=dtype))
+    load_weights(model, opened.checkpoint.tensors, placement(config.device, dtype))
     storage = KVStorage(resolved.groups, resolved.num_blocks, dtype, config.device)
     attention = backend("auto", opened.config.attn_logit_softcapping is not None)
     return TorchRunner(model, storage, seats, attention, known)

@@ -20,7 +20,7 @@ PLAIN = Hardware(
     num_cores=4,
     memory_total=16 * GIB,
     memory_available=10 * GIB + WEIGHTS,
-    compiler=None,
+    compiler="/usr/bin/g++",
 )
 BF16 = replace(PLAIN, cpu_flags=frozenset({"avx2", "avx512_bf16"}))
 AMX = replace(PLAIN, cpu_flags=frozenset({"amx_bf16"}))
@@ -154,6 +154,28 @@ def test_tokens_per_step(config, hardware, expected):
     assert done(config, hardware=hardware).config.max_num_batched_tokens == expected
 
 
+@pytest.mark.parametrize(
+    "config, hardware, expected",
+    [
+        (EngineConfig(), PLAIN, "native"),
+        (EngineConfig(), GPU, "torch"),
+        (EngineConfig(device="cpu"), GPU, "native"),
+        (EngineConfig(dtype="float32"), PLAIN, "torch"),
+        (EngineConfig(dtype="bfloat16"), AMX, "torch"),
+        (EngineConfig(block_size=8), PLAIN, "torch"),
+        (EngineConfig(block_size=64), PLAIN, "native"),
+        (EngineConfig(), replace(PLAIN, compiler=None), "torch"),
+    ],
+)
+def test_executor(config, hardware, expected):
+    assert done(config, hardware=hardware).executor == expected
+
+
+def test_a_missing_compiler_is_noticed_with_the_remedy():
+    (notice,) = done(hardware=replace(PLAIN, compiler=None)).notices
+    assert "install g++" in notice
+
+
 # --- memory and context -------------------------------------------------------------------------------------------------
 
 
@@ -164,6 +186,7 @@ def test_everything_is_decided_and_explained():
     assert None not in (config.threads, config.max_num_batched_tokens, config.max_model_len, config.kv_cache_memory_bytes)
     assert [reason.split(":")[0] for reason in resolved.reasons] == [
         "device",
+        "executor",
         "dtype",
         "threads",
         "max_num_batched_tokens",

@@ -79,7 +79,7 @@ def test_numbers_are_uniform_and_unrelated():
     seeds = torch.arange(300).repeat_interleave(300)
     positions = torch.arange(300).repeat(300)
     numbers = uniform(seeds, torch.zeros_like(seeds), positions)
-    assert 0 <= numbers.min() and numbers.max() < 1
+    assert numbers.min() >= 0 and numbers.max() < 1
     assert abs(numbers.mean() - 0.5) < 0.003
     grid = numbers.view(300, 300)
     for a, b in ((grid[:, :-1], grid[:, 1:]), (grid[:-1], grid[1:])):
