@@ -70,8 +70,8 @@ def _skinny_kernel(
     num_rows,
     num_outs,
     x_stride,
-    part_size,
     SIZE: tl.constexpr,
+    PART_SIZE: tl.constexpr,  # of K, per part
     ROWS: tl.constexpr,  # M, padded
     TILE: tl.constexpr,  # outs of one program
     STEP: tl.constexpr,  # of K
@@ -85,8 +85,8 @@ def _skinny_kernel(
     w_start = weight + outs.to(tl.int64)[:, None] * SIZE
     x_start = x + rows[:, None] * x_stride
     total = tl.zeros([TILE, ROWS], tl.float32)
-    first = part * part_size
-    for k in range(first, tl.minimum(first + part_size, SIZE), STEP):
+    first = part * PART_SIZE
+    for k in range(first, tl.minimum(first + PART_SIZE, SIZE), STEP):
         column = k + step
         w_mask = (outs < num_outs)[:, None]
         x_mask = (rows < num_rows)[:, None]
@@ -180,8 +180,8 @@ def skinny_triton(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Tens
         rows,
         outs,
         x.stride(0),
-        cdiv(cdiv(size, shape.parts), shape.step) * shape.step,
         SIZE=size,
+        PART_SIZE=cdiv(cdiv(size, shape.parts), shape.step) * shape.step,
         ROWS=padded,
         TILE=shape.tile,
         STEP=shape.step,

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kvant.kernels import linear as op
+from kvant.kernels.language import cdiv
 from tests.kernels.compare import DTYPES, assert_close, rand
 
 
@@ -35,6 +36,6 @@ def test_rows_of_a_wider_tensor():
 def test_every_shape_covers_the_matrix(rows, outs, size):
     """The chosen cut, without running it: parts of K that are not empty, counters that suffice."""
     shape = op.skinny_shape(rows, outs, size, 132)
-    part = -(-(-(-size // shape.parts)) // shape.step) * shape.step
+    part = cdiv(cdiv(size, shape.parts), shape.step) * shape.step
     assert part * (shape.parts - 1) < size <= part * shape.parts
-    assert shape.parts == 1 or -(-outs // shape.tile) <= 4096
+    assert shape.parts == 1 or cdiv(outs, shape.tile) <= 4096

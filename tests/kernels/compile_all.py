@@ -1,0 +1,93 @@
+"""Compiles every kernel for a GPU that need not be there, as the engine launches it for Llama-3-8B shapes.
+
+    python -m tests.kernels.compile_all 90      prints one JSON line per kernel: name, shared bytes, registers it spills
+
+A program of its own: Triton decides once per process whether kernels are compiled or interpreted.
+"""
+
+import json
+import sys
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kvant.kernels import gated, linear, paged_decode, paged_prefill, rms_norm, rotary
+
+B, F, I, L, NUMBER = "*bf16", "*fp32", "*i32", "*i64", "i32"  # noqa: E741
+ATTENTION = dict(q=B, keys=B, values=B, out=B, block_table=I, query_start=I, kv_lens=I)
+SCORES = dict(num_sequences=NUMBER, scale="fp32", cap="fp32", table_stride=NUMBER, cache_stride=NUMBER)
+HEADS = dict(GROUP=4, SIZE=128, COLUMNS=128, SEQUENCES=64, BLOCK_SIZE=16, WINDOW=0, CAPPED=False, UPCAST=False)
+
+CASES = [
+    (
+        rms_norm._rms_norm_kernel,
+        dict(x=F, delta=B, weight=F, inner=F, summed=F, out=B, num_rows=NUMBER, num_heads=NUMBER)
+        | dict(stride_token=NUMBER, stride_head=NUMBER, eps="fp32"),
+        dict(SIZE=4096, COLUMNS=4096, ROWS=1, ADD=True, SANDWICH=True),
+        dict(num_warps=8),
+    ),
+    (
+        gated._gated_kernel,
+        dict(gate_up=B, out=B, stride=NUMBER),
+        dict(SIZE=14336, BLOCK=1024, ACTIVATION="gelu"),
+        dict(num_warps=4),
+    ),
+    (
+        rotary._rotary_and_store_kernel,
+        dict(q=B, k=B, v=B, positions=L, inv_freq=F, slots=L, keys=B, values=B, out=B, q_weight=F, k_weight=F)
+        | dict(eps="fp32", num_tokens=NUMBER, q_stride=NUMBER, k_stride=NUMBER, v_stride=NUMBER, cache_stride=NUMBER),
+        dict(HALF=64, PAIRS=64, GROUP=4, TOKENS=8, NORM=True),
+        dict(num_warps=4),
+    ),
+    (
+        linear._vector_kernel,
+        dict(x=B, weight=B, out=B, num_outs=NUMBER),
+        dict(SIZE=4096, ROWS=4, COLUMNS=4096),
+        dict(num_warps=8),
+    ),
+    (
+        linear._skinny_kernel,
+        dict(x=B, weight=B, out=B, partial=F, arrived=I, num_rows=NUMBER, num_outs=NUMBER, x_stride=NUMBER),
+        dict(SIZE=4096, PART_SIZE=1024, ROWS=64, TILE=64, STEP=128, PARTS=4, UPCAST=False),
+        dict(num_warps=4, num_stages=4),
+    ),
+    (
+        paged_decode._plan_kernel,
+        dict(query_start=I, kv_lens=I, ends=I, arrived=I, num_sequences=NUMBER, num_counters=NUMBER),
+        dict(SEQUENCES=64, COUNTERS=512, TILE=64, WINDOW=512),
+        dict(num_warps=4),
+    ),
+    (
+        paged_decode._decode_kernel,
+        ATTENTION | dict(ends=I, arrived=I, shares=F) | SCORES,
+        HEADS | dict(ROWS=16, TILE=64, LEAST=2, AT_ONCE=32),
+        dict(num_warps=4, num_stages=3),
+    ),
+    (
+        paged_prefill._prefill_kernel,
+        ATTENTION | SCORES,
+        HEADS | dict(QUERIES=32, ROWS=128, KEYS=128),
+        dict(num_warps=8, num_stages=2),
+    ),
+]
+
+
+def compiled(kernel, arguments: dict, constants: dict, options: dict, capability: int) -> dict:
+    kinds = arguments | dict.fromkeys(constants, "constexpr")
+    signature = {name: kinds[name] for name in kernel.arg_names}
+    # What the launcher finds out by looking: pointers and strides are multiples of 16, so loads may be 16 bytes wide.
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, (name, kind) in enumerate(signature.items())
+        if kind.startswith("*") or "stride" in name
+    }
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=aligned)
+    binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return {"name": kernel.__name__, "shared": binary.metadata.shared, "wgmma": "wgmma" in binary.asm["ptx"]}
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        print(json.dumps(compiled(*case, capability=int(sys.argv[1]))), flush=True)
