@@ -1,6 +1,7 @@
 """`kvant doctor`: what this machine has, what will be used, and why. Imports no torch and touches no network."""
 
 import platform
+from dataclasses import replace
 from importlib import metadata
 
 import typer
@@ -12,8 +13,7 @@ from kvant.cli.screen import columns
 from kvant.config.engine import DEFAULT_MODEL, EngineConfig
 from kvant.config.hardware import Gpu, Hardware
 from kvant.config.kv_memory import show_bytes
-from kvant.config.model import ModelConfig
-from kvant.config.resolve import choose_device, choose_dtype, choose_threads, resolve
+from kvant.config.resolve import choose_device, choose_dtype, choose_executor, choose_threads
 from kvant.errors import KvantError
 
 REQUIRED = ("torch", "numpy", "tokenizers", "safetensors", "jinja2", "typer", "rich")
@@ -69,29 +69,22 @@ def software() -> Rows:
 
 def decisions(doors: Doors, hardware: Hardware) -> list[str]:
     """The reasons and notices of what a plain `kvant run` decides; the error where it would refuse."""
+    from kvant.checkpoint.store import find_model
+    from kvant.engine.create import plan
+
     config = EngineConfig()
     try:
-        model = _default_model(doors)
-        if model is not None:
-            resolved = resolve(config, model[0], hardware, model[1])
+        path = find_model(DEFAULT_MODEL, doors.environment)
+        if path is not None:
+            _, resolved = plan(replace(config, model=str(path)), hardware)
             return [*resolved.reasons, *resolved.notices]
         device = choose_device(config, hardware)
-        choices = (device, choose_dtype(config, hardware, device.value, "bfloat16"), choose_threads(config, hardware))
+        executor = choose_executor(config, hardware, device.value)
+        dtype = choose_dtype(config, hardware, device.value, "bfloat16", executor.value)
+        choices = (device, executor, dtype, choose_threads(config, hardware))
     except KvantError as error:
         return [f"error: {error}"]
     return [text for choice in choices for text in (choice.reason, choice.notice) if text]
-
-
-def _default_model(doors: Doors) -> tuple[ModelConfig, int] | None:
-    """Shape and bytes of the default model, if it is here."""
-    from kvant.checkpoint.open import open_checkpoint
-    from kvant.checkpoint.store import find_model
-
-    path = find_model(DEFAULT_MODEL, doors.environment)
-    if path is None:
-        return None
-    checkpoint = open_checkpoint(path)
-    return ModelConfig.from_dict(checkpoint.config), path.stat().st_size
 
 
 def _gpu(gpu: Gpu) -> str:

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 DRAWING = ("temperature", "top_p", "top_k", "min_p", "seed")
 # For a chat with a model that recommends nothing: lively, without the tail of nonsense.
 CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
-# A model without a chat template never feels that it is done.
+# A model without a chat template never feels that it is done; a small one that answers greedily may fall into a loop. A chat
+# has a person who can stop it.
 MAX_COMPLETION_TOKENS = 256
+MAX_ANSWER_TOKENS = 512
 
 Prompt = Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and exit", show_default=False)]
 
@@ -52,7 +54,8 @@ def run(
     """Talk to a model: a chat, or one answer with -p or piped text.
 
     An answer for -p or a pipe is greedy unless a sampling option is given; a chat samples as the model recommends.
-    Without --max-tokens an answer may fill the context (256 tokens where there is no chat template).
+    Without --max-tokens an answer in a chat may fill the context, one for -p or a pipe has 512 tokens (256 where there is no
+    chat template).
     """
     doors: Doors = context.obj
     config = EngineConfig(model=model, **engine)
@@ -66,19 +69,23 @@ def run(
     if question is None:
         _chat(doors, llm, params, model=model, system=system, templated=templated)
         return
-    if not templated and "max_tokens" not in sampling:
-        params = within(params, len(llm.tokenizer.encode(question)), llm.max_model_len)
     message = conversation(system, [{"role": "user", "content": question}]) if templated else question
+    if "max_tokens" not in sampling:
+        num_tokens = llm.count_tokens(message) if templated else len(llm.tokenizer.encode(question))
+        params = within(params, num_tokens, llm.max_model_len)
     answer = show(llm.stream(message, params), doors.screen.answer)
     if answer.stopped:
         raise KeyboardInterrupt
+    if answer.finish_reason == "length" and "max_tokens" not in sampling:
+        doors.screen.notice(f"cut after {answer.num_tokens} tokens; --max-tokens allows more")
     if stats if stats is not None else doors.screen.shows_numbers:
         doors.screen.aside(numbers(answer))
 
 
 def sampling_for(given: dict[str, Any], recommended: dict[str, Any], *, chat: bool, templated: bool) -> SamplingParams:
     """What the user gave, over what the model recommends, over what suits the occasion."""
-    base: dict[str, Any] = {"max_tokens": None if templated else max(MAX_COMPLETION_TOKENS, given.get("min_tokens", 0))}
+    limit = MAX_ANSWER_TOKENS if templated else MAX_COMPLETION_TOKENS
+    base: dict[str, Any] = {"max_tokens": None if chat and templated else max(limit, given.get("min_tokens", 0))}
     if chat:
         base |= recommended or CHAT_SAMPLING
     elif any(name in given for name in DRAWING):

@@ -10,8 +10,8 @@ import os
 from typing import Any, NamedTuple
 
 from kvant.config.engine import EngineConfig
-from kvant.config.hardware import detect
-from kvant.config.resolve import Resolved, resolve
+from kvant.config.hardware import Hardware, detect
+from kvant.config.resolve import Resolved, choose_device, choose_dtype, choose_executor, resolve
 from kvant.decoding.stopping import DecodeContext
 from kvant.decoding.strategy import want, width
 from kvant.engine.engine import Engine
@@ -36,13 +36,21 @@ class Created(NamedTuple):
 
 def create(config: EngineConfig) -> Created:
     """Raises `ModelError` and `ConfigError` with their children, each naming the thing and the remedy."""
-    opened = open_model(config.model)
-    tokenizer = Tokenizer.from_source(opened.tokenizer_source)
-    resolved = resolve(config, opened.config, detect(), opened.weight_bytes)
+    opened, resolved = plan(config, detect())
+    tokenizer = Tokenizer.from_source(opened.checkpoint.tokenizer_source)
     made = create_runner(resolved, opened, tokenizer.vocab_size)
     engine = _engine(resolved, opened, tokenizer, made.runner)
     notices = (*resolved.notices, *opened.notices, *made.notices)
     return Created(engine, tokenizer, resolved.config, opened.default_sampling, resolved.reasons, notices)
+
+
+def plan(config: EngineConfig, hardware: Hardware) -> tuple[Opened, Resolved]:
+    """What `create` would decide for `config` on `hardware`. Opens the checkpoint, but reads no weights."""
+    opened = open_model(config.model)
+    device = choose_device(config, hardware).value
+    executor = choose_executor(config, hardware, device).value
+    dtype = choose_dtype(config, hardware, device, opened.config.torch_dtype, executor).value
+    return opened, resolve(config, opened.config, hardware, opened.weight_bytes(executor, dtype))
 
 
 def _engine(resolved: Resolved, opened: Opened, tokenizer: Tokenizer, runner: Any) -> Engine:

@@ -3,12 +3,13 @@
 Two runners, one choice, made in `config/resolve.py` and carried out here: `torch` on any device, `native` on a CPU.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvant.config.environment import read_environment
 from kvant.config.model import ModelConfig
-from kvant.config.resolve import Resolved
+from kvant.config.resolve import ITEMSIZE, Resolved
 from kvant.distributed.mesh import Mesh
 from kvant.models.load import build, load_weights, placement
 from kvant.models.load import open_model as open_checkpoint
@@ -24,22 +25,24 @@ class Opened:
 
     checkpoint: Any
     config: ModelConfig
-    weight_bytes: int
-    tokenizer_source: Any
     default_sampling: dict[str, Any]
     end_token_ids: tuple[int, ...]
     notices: tuple[str, ...]
+
+    def weight_bytes(self, executor: str, dtype: str) -> int:
+        """What the weights will take in memory: as they are stored where they stay so, else every value in `dtype`."""
+        shapes = [shape for _, brick in build(self.config, Mesh()).walk() for shape in brick.wants().values()]
+        values = sum(math.prod(shape) for shape in shapes)
+        stored = getattr(self.checkpoint.tensors, "num_bytes", 0)
+        return stored if executor == "native" and stored else values * ITEMSIZE[dtype]
 
 
 def open_model(name: str) -> Opened:
     """Opens an alias, file, directory or `dummy:`. Raises `ModelError` and its children."""
     checkpoint = open_checkpoint(name)
-    config = ModelConfig.from_dict(checkpoint.config)
     return Opened(
         checkpoint=checkpoint,
-        config=config,
-        weight_bytes=_weight_bytes(config),
-        tokenizer_source=checkpoint.tokenizer_source,
+        config=ModelConfig.from_dict(checkpoint.config),
         default_sampling=_sampling(checkpoint.generation_config),
         end_token_ids=tuple(checkpoint.end_token_ids),
         notices=tuple(f"not used by this network: {name}" for name in checkpoint.skipped),
@@ -89,18 +92,6 @@ def _torch_runner(resolved: Resolved, opened: Opened, model: Any, seats: SeatTab
     storage = KVStorage(resolved.groups, resolved.num_blocks, dtype, config.device)
     attention = backend("auto", opened.config.attn_logit_softcapping is not None)
     return TorchRunner(model, storage, seats, attention, known)
-
-
-def _weight_bytes(config: ModelConfig, itemsize: int = 4) -> int:
-    """An upper bound of what the weights take in memory: every wanted value in fp32."""
-    total = 0
-    for _, brick in build(config, Mesh()).walk():
-        for shape in brick.wants().values():
-            count = 1
-            for size in shape:
-                count *= size
-            total += count * itemsize
-    return total
 
 
 def _sampling(generation_config: dict[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,15 @@
 """`kvant doctor` on machines of any kind."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from kvant.cli import doctor
+from kvant.checkpoint import store
 from kvant.cli.main import run_command
 from kvant.config.environment import Environment
 from kvant.config.hardware import Gpu
-from kvant.config.model import ModelConfig
 from tests.cli.fake import HARDWARE, FakeLLM, doors
 
 GIB = 1 << 30
@@ -59,29 +60,20 @@ def test_online_says_nothing_about_the_network(report, tmp_path):
     assert "KVANT_OFFLINE" not in report(environment=Environment(cache=tmp_path))
 
 
-def test_with_the_default_model_memory_is_decided_too(report, monkeypatch):
-    model = ModelConfig.from_dict(
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "hidden_size": 576,
-            "intermediate_size": 1536,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 9,
-            "num_key_value_heads": 3,
-            "vocab_size": 49152,
-            "max_position_embeddings": 8192,
-        }
-    )
-    monkeypatch.setattr(doctor, "_default_model", lambda doors: (model, 100 << 20))
+def test_with_the_default_model_memory_is_decided_too(report, monkeypatch, tmp_path):
+    shape = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    monkeypatch.setattr(store, "find_model", lambda name, environment: Path(f"dummy:{tmp_path}/config.json"))
     text = report()
-    assert "max_model_len: 8192, the model's own" in text and "kv_cache_memory_bytes: 2.4 GiB, 40% of the memory" in text
-    assert "the weights take 100.0 MiB, but only 10.0 MiB" in report(replace(HARDWARE, memory_available=10 << 20))
-
-
-def test_missing_packages_name_the_remedy(monkeypatch):
-    monkeypatch.setattr(doctor, "REQUIRED", ("no-such-package",))
-    monkeypatch.setattr(doctor, "OPTIONAL", ("no-such-option",))
-    assert doctor.software()[2:] == [
-        ["no-such-package", "missing; pip install no-such-package"],
-        ["no-such-option", "not installed"],
-    ]
+    assert "max_model_len: 8192, the model's own" in text and "kv_cache_memory_bytes: 2.3 GiB, 40% of the memory" in text
+    assert "the weights take 256.6 MiB, but only 10.0 MiB" in report(replace(HARDWARE, memory_available=10 << 20))

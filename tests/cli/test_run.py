@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from kvant.cli.main import run_command
-from kvant.cli.run import MAX_COMPLETION_TOKENS, sampling_for
+from kvant.cli.run import MAX_ANSWER_TOKENS, MAX_COMPLETION_TOKENS, sampling_for
 from tests.cli.fake import MODEL, FakeLLM, doors
 from tests.cli.terminal import CTRL_C, ROOT, Terminal
 
@@ -113,8 +113,9 @@ def test_sampling(given, recommended, chat, expected):
     assert {name: getattr(params, name) for name in expected} == expected
 
 
-def test_R10_an_answer_may_fill_the_context_unless_nothing_would_end_it():
-    assert sampling_for({}, {}, chat=False, templated=True).max_tokens is None
+def test_R10_a_chat_may_fill_the_context_and_one_answer_is_cut_with_a_notice():
+    assert sampling_for({}, {}, chat=True, templated=True).max_tokens is None
+    assert sampling_for({}, {}, chat=False, templated=True).max_tokens == MAX_ANSWER_TOKENS
     assert sampling_for({}, {}, chat=False, templated=False).max_tokens == MAX_COMPLETION_TOKENS
     assert sampling_for({"min_tokens": 300}, {}, chat=False, templated=False).max_tokens == 300
 
