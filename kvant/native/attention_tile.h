@@ -154,7 +154,7 @@ static inline void softmax_row(const TileAttention& item, int row, int at, float
     x[i] = e;
   }
   if (highest > *m) {
-    const float shrink = *m == -INFINITY ? 0.0f : std::exp(*m - highest);
+    const float shrink = *m == -INFINITY ? 0.0f : exponential(splat(*m - highest))[0];
     *l *= shrink;
     for (int h = 0; h < size; h += LANES) store(o + h, load(o + h) * shrink);
     *m = highest;

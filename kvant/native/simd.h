@@ -61,6 +61,9 @@ static inline void store_part(float* p, f32x16 v, int count) {
 }
 
 static inline float sum(f32x16 v) {
+#if defined(KVANT_AVX512)
+  return _mm512_reduce_add_ps((__m512)v);
+#endif
   float lanes[LANES];
   store(lanes, v);
   for (int width = LANES / 2; width; width /= 2)
@@ -69,6 +72,9 @@ static inline float sum(f32x16 v) {
 }
 
 static inline float largest(f32x16 v) {
+#if defined(KVANT_AVX512)
+  return _mm512_reduce_max_ps((__m512)v);
+#endif
   float lanes[LANES];
   store(lanes, v);
   for (int width = LANES / 2; width; width /= 2)

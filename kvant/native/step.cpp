@@ -465,34 +465,62 @@ class Executor {
 #if defined(KVANT_AMX)
   // Two panels at a time (gate and up of the same outputs where gated), all rows.
   void multiply_tiles(const Product& p, int id, int begin, int end) {
-    Scratch& s = scratch_[id];
-    const int tiles = num_tiles(p.linear->columns), step = p.linear->units.front().up ? 1 : 2;
+    const int step = p.linear->units.front().up ? 1 : 2;
     for (int u = begin; u < end; u += step) {
       const Unit& first = p.linear->units[u];
-      const Unit* second = !first.up && u + 1 < end ? &p.linear->units[u + 1] : nullptr;
-      const uint8_t* other = first.up ? first.up : second ? second->data : nullptr;
-      const int other_packing = first.up ? first.up_packing : second ? second->packing : 0;
-      for (int t = 0; t < tiles; t += STRETCH) {
-        const int count = std::min(STRETCH, tiles - t);
-        widen(first.packing, first.data, t, count, s.widened.data(), 2 * TILE_ELEMENTS);
-        if (other) widen(other_packing, other, t, count, s.widened.data() + TILE_ELEMENTS, 2 * TILE_ELEMENTS);
-        for (int row = 0; row < p.rows; row += BLOCK_ROWS) {
-          const uint16_t* a0 = p.input->bf16 + ((size_t)row / 16 * tiles + t) * TILE_ELEMENTS;
-          const uint16_t* a1 = row + 16 < p.rows ? a0 + (size_t)tiles * TILE_ELEMENTS : nullptr;
-          float* c = s.accumulators.data() + (size_t)row * BLOCK_OUTPUTS;
-          multiply_block(a0, a1, s.widened.data(), count, c, t == 0);
-          if (t + count == tiles) finish_block(p, first, second, row, c);
-        }
+      multiply_panels(p, first, !first.up && u + 1 < end ? &p.linear->units[u + 1] : nullptr, scratch_[id]);
+    }
+  }
+
+  void multiply_panels(const Product& p, const Unit& first, const Unit* second, Scratch& s) {
+    const int tiles = num_tiles(p.linear->columns), stretches = (tiles + STRETCH - 1) / STRETCH;
+    const uint8_t* other = first.up ? first.up : second ? second->data : nullptr;
+    const int other_packing = first.up ? first.up_packing : second ? second->packing : 0;
+    const bool plain = second && !p.op->bias && p.op->cap == 0.0f && first.count == LANES && second->count == LANES &&
+                       second->column == first.column + LANES;
+    for (int i = 0; i < stretches; ++i) {
+      const int t = tiles * i / stretches, count = tiles * (i + 1) / stretches - t;
+      widen(first.packing, first.data, t, count, s.widened.data(), 2 * TILE_ELEMENTS);
+      if (other) widen(other_packing, other, t, count, s.widened.data() + TILE_ELEMENTS, 2 * TILE_ELEMENTS);
+      for (int row = 0; row < p.rows; row += BLOCK_ROWS) {
+        const uint16_t* a0 = p.input->bf16 + ((size_t)row / 16 * tiles + t) * TILE_ELEMENTS;
+        const uint16_t* a1 = row + 16 < p.rows ? a0 + (size_t)tiles * TILE_ELEMENTS : nullptr;
+        // Whole blocks are summed where they belong, onto the residual; others in scratch memory, and finished row by row.
+        const bool in_place = plain && p.rows - row >= (a1 ? BLOCK_ROWS : 16);
+        const Block c = in_place ? output_block(p, first, row, i == 0) : scratch_block(s, row, i == 0);
+        multiply_block(a0, a1, s.widened.data(), count, c);
+        if (!in_place && i == stretches - 1) finish_block(p, first, second, row, c.to);
       }
     }
   }
 
+  static Block output_block(const Product& p, const Unit& unit, int row, bool fresh) {
+    float* out = p.out + row * p.out_stride + unit.column;
+    if (!fresh) return {out, out, p.out_stride, p.out_stride};
+    const float* residual = p.residual ? p.residual + row * p.residual_stride + unit.column : nullptr;
+    return {residual, out, p.residual_stride, p.out_stride};
+  }
+
+  static Block scratch_block(const Scratch& s, int row, bool fresh) {
+    float* c = s.accumulators.data() + (size_t)row * BLOCK_OUTPUTS;
+    return {fresh ? nullptr : c, c, BLOCK_OUTPUTS, BLOCK_OUTPUTS};
+  }
+
   static void finish_block(const Product& p, const Unit& first, const Unit* second, int row, const float* c) {
-    for (int m = 0; m < std::min(BLOCK_ROWS, p.rows - row); ++m) {
+    const int rows = std::min(BLOCK_ROWS, p.rows - row);
+    if (first.up && first.count == LANES && !p.op->bias && !p.residual) return finish_gated(p, first, row, rows, c);
+    for (int m = 0; m < rows; ++m) {
       const f32x16 y = load(c + m * BLOCK_OUTPUTS), z = load(c + m * BLOCK_OUTPUTS + LANES);
       finish(p, first, row + m, y, z);
       if (second) finish(p, *second, row + m, z, z);
     }
+  }
+
+  static void finish_gated(const Product& p, const Unit& unit, int row, int rows, const float* c) {
+    float* out = p.out + row * p.out_stride + unit.column;
+    const int activation = p.op->activation;
+    for (int m = 0; m < rows; ++m)
+      store(out + m * p.out_stride, activate(load(c + m * BLOCK_OUTPUTS), activation) * load(c + m * BLOCK_OUTPUTS + LANES));
   }
 #endif
 

@@ -3,7 +3,7 @@
 //     C [16 rows x 16 outputs] += A [16 rows x 32 columns] * B [32 columns x 16 outputs]        one tile operation
 //
 // Two by two tiles are computed together (32 rows x 32 outputs), so that every loaded tile is used twice. Columns are taken
-// in stretches of 512: then the widened weights of 32 outputs (32 KiB) stay in the first-level cache while all rows pass.
+// in stretches of at most 224: then the widened weights of 32 outputs (32 KiB) stay in the first-level cache while all rows pass.
 //
 // Hazards. (1) gcc 12 declares only the first bytes of the tile configuration as read, and none of what a tile load reads:
 // without `fence_memory` the stores before it are optimised away. (2) The kernel must be asked for permission once per
@@ -19,7 +19,7 @@
 namespace kvant {
 
 constexpr int TILE_ELEMENTS = 512;   // bf16 values of a 1 KiB tile
-constexpr int STRETCH = 16;          // tiles of 32 columns widened at a time
+constexpr int STRETCH = 7;          // at most so many tiles of 32 columns are widened at a time
 constexpr int BLOCK_ROWS = 32;
 constexpr int BLOCK_OUTPUTS = 32;
 
@@ -113,20 +113,29 @@ static inline void widen(int packing, const uint8_t* panel, int first, int count
   }
 }
 
-// c [32, 32] (+)= a [32, 32 steps] * b [32 steps, 32]: a0, a1 are rows of tiles; b alternates between its two panels.
-static inline void multiply_block(const uint16_t* a0, const uint16_t* a1, const uint16_t* b, int steps, float* c, bool fresh) {
-  constexpr int C_STRIDE = BLOCK_OUTPUTS * sizeof(float);
+// Where a block of up to 32 x 32 results starts from and goes to. `from` null: from zero.
+struct Block {
+  const float* from;
+  float* to;
+  int64_t from_stride, to_stride;  // floats
+};
+
+// to = from + a [32, 32 steps] * b [32 steps, 32]. a0, a1 (null: 16 rows only) are rows of tiles; b alternates between its panels.
+static inline void multiply_block(const uint16_t* a0, const uint16_t* a1, const uint16_t* b, int steps, const Block& c) {
   fence_memory();
-  if (fresh) {
+  if (!c.from) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
   } else {
-    _tile_loadd(0, c, C_STRIDE);
-    _tile_loadd(1, c + 16, C_STRIDE);
-    _tile_loadd(2, c + 16 * BLOCK_OUTPUTS, C_STRIDE);
-    _tile_loadd(3, c + 16 * BLOCK_OUTPUTS + 16, C_STRIDE);
+    const int64_t bytes = c.from_stride * 4;
+    _tile_loadd(0, c.from, bytes);
+    _tile_loadd(1, c.from + 16, bytes);
+    if (a1) {
+      _tile_loadd(2, c.from + 16 * c.from_stride, bytes);
+      _tile_loadd(3, c.from + 16 * c.from_stride + 16, bytes);
+    }
   }
   for (int t = 0; t < steps; ++t) {
     _tile_loadd(4, a0 + t * TILE_ELEMENTS, 64);
@@ -140,11 +149,12 @@ static inline void multiply_block(const uint16_t* a0, const uint16_t* a1, const 
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, c, C_STRIDE);
-  _tile_stored(1, c + 16, C_STRIDE);
+  const int64_t bytes = c.to_stride * 4;
+  _tile_stored(0, c.to, bytes);
+  _tile_stored(1, c.to + 16, bytes);
   if (a1) {
-    _tile_stored(2, c + 16 * BLOCK_OUTPUTS, C_STRIDE);
-    _tile_stored(3, c + 16 * BLOCK_OUTPUTS + 16, C_STRIDE);
+    _tile_stored(2, c.to + 16 * c.to_stride, bytes);
+    _tile_stored(3, c.to + 16 * c.to_stride + 16, bytes);
   }
   fence_memory();
 }
