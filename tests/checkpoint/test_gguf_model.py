@@ -14,7 +14,7 @@ from tests.checkpoint.files import TYPE_IDS, Tensor, Typed, f32_tensor, gguf_byt
 from tests.checkpoint.test_rope_factors import converted
 
 RNG = np.random.default_rng(0)
-HIDDEN, FFN, HEADS, KV_HEADS, SIZE, LAYERS, VOCAB = 32, 64, 6, 2, 16, 2, 40  # SIZE is not HIDDEN / HEADS
+HIDDEN, FFN, HEADS, KV_HEADS, SIZE, LAYERS, VOCAB = 96, 64, 6, 2, 24, 2, 40  # SIZE is not HIDDEN / HEADS
 
 
 def metadata(family: str = "llama", **changes) -> dict:
