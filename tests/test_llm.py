@@ -15,7 +15,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 @pytest.fixture(scope="module")
 def llm():
-    return LLM("smollm2-135m", max_model_len=512, kv_cache_memory_bytes=64 << 20)
+    # Without the prefix cache: a prompt found there is computed in fewer rows, by another kernel, and the first question's two
+    # best first tokens are nearly tied.
+    return LLM("smollm2-135m", max_model_len=512, kv_cache_memory_bytes=64 << 20, enable_prefix_caching=False)
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +219,7 @@ try:
     main()
 except SystemExit as end:
     assert not end.code, end.code
-heavy = {"torch", "triton", "transformers", "safetensors", "huggingface_hub", "pip", "hypothesis", "pydantic", "fastapi"}
+heavy = {"torch", "triton", "transformers", "safetensors", "huggingface_hub", "pip", "hypothesis", "fastapi"}
 print("HEAVY", sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

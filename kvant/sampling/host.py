@@ -19,14 +19,14 @@ def draw(logits: Array, plan: DrawPlan, counts: Array | None = None, seen: Array
     random = np.flatnonzero(plan.temperature[plan.rows] >= GREEDY_TEMPERATURE)
     if random.size == 0:
         return ids
-    numbers = uniform(plan.seeds[plan.rows[random]], plan.indices[random], plan.positions[plan.rows[random]])
+    keys = row_keys(plan.seeds[plan.rows[random]], plan.indices[random], plan.positions[plan.rows[random]])
     for row in np.unique(plan.rows[random]):
-        chosen = np.flatnonzero(plan.rows[random] == row)
-        weights = _weights(logits[row], plan, int(row))
-        cumulative = weights.cumsum()
-        drawn = np.searchsorted(cumulative, numbers[chosen] * cumulative[-1], side="right")
-        last = np.flatnonzero(weights > 0)
-        ids[random[chosen]] = np.minimum(drawn, last[-1] if last.size else len(weights) - 1)
+        filtered = _filtered(logits[row], plan, int(row))
+        # Noise can lift a token by 26 over another at the most; whoever stands lower needs none.
+        candidates = np.flatnonzero(filtered > -26.1)
+        if candidates.size:  # else the row is not a number, which the caller reports
+            for draw in np.flatnonzero(plan.rows[random] == row):
+                ids[random[draw]] = candidates[(filtered[candidates] + gumbel(keys[draw], candidates)).argmax()]
     return ids
 
 
@@ -49,20 +49,32 @@ def gather(logits: Array, tokens: Array, num_top: list[int]) -> list[TokenLogpro
     return reports
 
 
-def uniform(seeds: Array, indices: Array, positions: Array) -> Array:
-    """int64 [R] each -> float64 [R] in [0, 1); the numbers of `random.uniform`."""
+def row_keys(seeds: Array, indices: Array, positions: Array) -> Array:
+    """int64 [R] each -> uint64 [R]; the keys of `random.row_keys`."""
     golden = np.uint64(0x9E3779B97F4A7C15)
-    seeds, indices, positions = (np.atleast_1d(x).astype(np.int64).view(np.uint64) for x in (seeds, indices, positions))
-    mixed = _mix(seeds + golden)
-    mixed = _mix(mixed ^ (indices * golden))
-    mixed = _mix(mixed + positions * golden)
-    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    seeds, indices, positions = (x.astype(np.int64).view(np.uint64) for x in (seeds, indices, positions))
+    mixed = _mix64(seeds + golden)
+    mixed = _mix64(mixed ^ (indices * golden))
+    return _mix64(mixed + positions * golden)
 
 
-def _mix(x: Array) -> Array:
+def gumbel(key: np.uint64, tokens: Array) -> Array:
+    """Noise [len(tokens)] of the token ids `tokens`; the numbers of `random.gumbel`."""
+    low, high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    mixed = _mix32(_mix32(tokens.astype(np.uint32) ^ low) + high)
+    return -np.log(-np.log((mixed + 0.5) * 2.0**-32))
+
+
+def _mix64(x: Array) -> Array:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def _mix32(x: Array) -> Array:
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> np.uint32(16))
 
 
 def _edited(logits: Array, plan: DrawPlan, counts: Array | None, seen: Array | None) -> Array:
@@ -80,8 +92,8 @@ def _edited(logits: Array, plan: DrawPlan, counts: Array | None, seen: Array | N
     return logits
 
 
-def _weights(logits: Array, plan: DrawPlan, row: int) -> Array:
-    """Unnormalised probabilities [V] in fp64 of one row after temperature and filters."""
+def _filtered(logits: Array, plan: DrawPlan, row: int) -> Array:
+    """Logits [V] in fp64 of one row after temperature and filters, the best token's at 0."""
     with np.errstate(over="ignore"):
         scaled = logits / plan.temperature[row]
     scaled = scaled - scaled.max()
@@ -93,7 +105,7 @@ def _weights(logits: Array, plan: DrawPlan, row: int) -> Array:
         scaled[scaled < _top_p_threshold(scaled, top_p)] = -np.inf
     if min_p:
         scaled[scaled < np.log(min_p)] = -np.inf  # the best token stands at 0
-    return np.exp(scaled.astype(np.float64))
+    return scaled.astype(np.float64)
 
 
 def _top_p_threshold(scaled: Array, top_p: float) -> float:

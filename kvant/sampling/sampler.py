@@ -1,7 +1,7 @@
 """Sampler: logits of one step's rows in, token ids out.
 
-The order is fixed: forbidden tokens, penalties, temperature, top-k, top-p, min-p, draw. A draw inverts the cumulative
-distribution, taken in order of token id in fp64, at the request's own number for this position (`random.py`).
+The order is fixed: forbidden tokens, penalties, temperature, top-k, top-p, min-p, draw. A draw takes the largest of logit +
+noise, the noise being the request's own for this position (`random.py`).
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 from kvant.config.sampling import GREEDY_TEMPERATURE
 from kvant.sampling import logits as edit
 from kvant.sampling.plan import DrawPlan
-from kvant.sampling.random import uniform
+from kvant.sampling.random import gumbel, row_keys
 
 
 def draw(logits: Tensor, plan: DrawPlan, counts: Tensor | None = None, seen: Tensor | None = None) -> Tensor:
@@ -24,16 +24,12 @@ def draw(logits: Tensor, plan: DrawPlan, counts: Tensor | None = None, seen: Ten
     random = np.flatnonzero(plan.temperature[plan.rows] >= GREEDY_TEMPERATURE)
     if random.size == 0:
         return ids
-    rows, position = np.unique(plan.rows[random], return_inverse=True)
-    weights = _weights(logits, rows, plan)
-    pick = _tensor(position, logits)
-    seeds, positions = _tensor(plan.seeds[plan.rows[random]], logits), _tensor(plan.positions[plan.rows[random]], logits)
-    number = uniform(seeds, _tensor(plan.indices[random], logits), positions)
-    cumulative = weights.cumsum(-1)[pick]  # [draws, V] fp64
-    drawn = torch.searchsorted(cumulative, number[:, None] * cumulative[:, -1:], right=True)
-    # A number so close to 1 that rounding lands it on the total would point behind the last token.
-    last = cumulative.shape[-1] - 1 - (weights > 0).flip(-1).to(torch.uint8).argmax(-1)[pick]
-    ids[_tensor(random, logits)] = torch.minimum(drawn[:, 0], last)
+    rows, place = np.unique(plan.rows[random], return_inverse=True)
+    filtered = _filtered(logits, rows, plan)
+    of_draw = plan.rows[random]
+    seeds, positions = _tensor(plan.seeds[of_draw], logits), _tensor(plan.positions[of_draw], logits)
+    keys = row_keys(seeds, _tensor(plan.indices[random], logits), positions)
+    ids[_tensor(random, logits)] = (filtered[_tensor(place, logits)] + gumbel(keys, logits.shape[-1])).argmax(-1)
     return ids
 
 
@@ -56,8 +52,8 @@ def _edited(logits: Tensor, plan: DrawPlan, counts: Tensor | None, seen: Tensor 
     return logits
 
 
-def _weights(logits: Tensor, rows: np.ndarray, plan: DrawPlan) -> Tensor:
-    """Unnormalised probabilities [len(rows), V] in fp64 after temperature and filters."""
+def _filtered(logits: Tensor, rows: np.ndarray, plan: DrawPlan) -> Tensor:
+    """Logits [len(rows), V] in fp64 after temperature and filters, the best token's at 0."""
     scaled = logits[_tensor(rows, logits)] / _tensor(plan.temperature[rows], logits)[:, None]
     # Tiny temperatures overflow to infinity; relative to the best token everything stays finite.
     scaled = scaled - scaled.max(-1, keepdim=True).values
@@ -72,7 +68,7 @@ def _weights(logits: Tensor, rows: np.ndarray, plan: DrawPlan) -> Tensor:
         elif used.size:
             some = _tensor(used, logits)
             scaled[some] = edit.keep(scaled[some], threshold(scaled[some], _tensor(values[used], logits)))
-    return scaled.double().exp()
+    return scaled.double()
 
 
 def _tensor(array: np.ndarray | None, like: Tensor) -> Tensor:

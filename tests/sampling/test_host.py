@@ -44,11 +44,12 @@ def test_draws_equal(seed):
     assert on_device.tolist() == on_host.tolist()
 
 
-def test_numbers_equal():
+def test_noise_equals():
     rng = np.random.default_rng(0)
-    seeds, indices, positions = (rng.integers(-(2**63), 2**63 - 1, 1000) for _ in range(3))
-    expected = random.uniform(*(torch.from_numpy(x) for x in (seeds, indices, positions)))
-    assert np.array_equal(host.uniform(seeds, indices, positions), expected.numpy())
+    counters = [rng.integers(-(2**63), 2**63 - 1, 20) for _ in range(3)]
+    expected = random.gumbel(random.row_keys(*(torch.from_numpy(x) for x in counters)), 500).numpy()
+    for row, key in enumerate(host.row_keys(*counters)):
+        assert np.allclose(host.gumbel(key, np.arange(500)), expected[row], rtol=1e-12, atol=1e-15)
 
 
 def test_R20_reports_are_log_softmax_of_the_raw_logits():
