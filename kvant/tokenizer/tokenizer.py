@@ -111,8 +111,10 @@ class Tokenizer:
     def encode(self, text: str, *, parse_special: bool = True, add_bos: bool | None = None) -> list[int]:
         """Ids of `text`. `add_bos=None` does what the model wants; a text that begins with BOS does not get a second one.
 
-        Raises RequestError for text that is not Unicode (half a surrogate pair).
+        Raises RequestError for text that is not Unicode (half a surrogate pair), and for a BOS that the model does not have.
         """
+        if add_bos and self.bos_id is None:
+            raise RequestError("add_bos: this model's vocabulary has no BOS token", param="add_bos")
         content = () if parse_special else (Span(0, len(text)),)
         return self._with_bos(self._encode(text, content), self.add_bos if add_bos is None else add_bos)
 

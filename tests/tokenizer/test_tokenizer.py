@@ -209,6 +209,8 @@ def test_random_weights_get_bytes_for_tokens():
     assert tokenizer.encode("aé") == list("aé".encode())
     assert tokenizer.decode(tokenizer.encode("žluťoučký kůň 👩‍👧")) == "žluťoučký kůň 👩‍👧"
     assert tokenizer.vocab_size == 256
+    with pytest.raises(RequestError, match="BOS"):
+        tokenizer.encode("a", add_bos=True)
 
 
 def test_importing_and_encoding_loads_no_jinja():
