@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2-135m
+COMPILER := $(shell command -v g++ || command -v clang++ || command -v c++)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: run test test-slow gpu-test bench format clean
@@ -21,7 +22,7 @@ test: $(VENV)/.test
 	$(BIN)/lint-imports
 	$(BIN)/kvant pull smollm2-135m
 	$(BIN)/kvant pull gemma3-270m
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
 
 test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -m "slow"
@@ -39,16 +40,16 @@ format: $(VENV)/.test
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
-# torch comes first and pinned: asked for without a version, an index may answer with gigabytes of CUDA libraries.
+# What answering needs. torch (200 MB) is not part of it where a C++ compiler is, since then the native executor runs the model.
 $(VENV)/.run: constraints.txt pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -c "import sys; sys.exit('Kvant needs Python 3.11 or newer; this is ' + sys.version.split()[0] + ' (choose another with make PYTHON=...)' if sys.version_info < (3, 11) else 0)"
+	@test -x $(BIN)/python || $(PYTHON) -c "import sys; sys.version_info >= (3, 11) or sys.exit('Kvant needs Python 3.11 or newer, this is ' + sys.version.split()[0] + '; choose another with: make PYTHON=python3.12 ...')"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing Kvant and what it needs into $(VENV) (about a minute, once)"
-	@$(INSTALL) torch
-	@$(INSTALL) --editable .
+	@echo "Installing Kvant and what it needs into $(VENV) (once)"
+	@$(INSTALL) $(if $(COMPILER),--editable .,torch --editable .)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
 	@echo "Installing what the tests need"
+	@$(INSTALL) torch
 	@$(INSTALL) --editable ".[test]"
 	@touch $@

@@ -16,8 +16,8 @@ from kvant.config.kv_memory import show_bytes
 from kvant.config.resolve import choose_device, choose_dtype, choose_executor, choose_threads
 from kvant.errors import KvantError
 
-REQUIRED = ("torch", "numpy", "tokenizers", "safetensors", "jinja2", "typer", "rich")
-OPTIONAL = ("triton",)
+REQUIRED = ("numpy", "tokenizers", "jinja2", "typer", "rich")
+OPTIONAL = ("torch", "triton")
 
 Rows = list[list[str]]
 

@@ -5,12 +5,14 @@ Two runners, one choice, made in `config/resolve.py` and carried out here: `torc
 
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from kvant.config.environment import read_environment
 from kvant.config.model import ModelConfig
 from kvant.config.resolve import ITEMSIZE, Resolved
 from kvant.distributed.mesh import Mesh
+from kvant.errors import ConfigError
 from kvant.models.load import build, load_weights, placement
 from kvant.models.load import open_model as open_checkpoint
 from kvant.native.build import load as load_library
@@ -78,6 +80,8 @@ def create_runner(resolved: Resolved, opened: Opened, num_tokens_known: int) -> 
 
 
 def _torch_runner(resolved: Resolved, opened: Opened, model: Any, seats: SeatTable, known: int) -> Any:
+    if find_spec("torch") is None:
+        raise ConfigError("this configuration computes with torch, which is not installed; pip install 'kvant[torch]'")
     import torch
 
     from kvant.attention.select import backend
