@@ -13,6 +13,7 @@ from kvant.errors import RequestError
 
 MAX_CHOICES = 128  # n
 MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1024  # characters of one stop string
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGPROBS = 64
 GREEDY_TEMPERATURE = 1e-5  # below this the division would overflow; the limit distribution is the argmax anyway
@@ -103,6 +104,8 @@ class SamplingParams:
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise RequestError(f"stop strings must be non-empty strings, not {text!r}", param="stop")
+            if len(text) > MAX_STOP_LENGTH:
+                raise RequestError(f"a stop string may have {MAX_STOP_LENGTH} characters, not {len(text)}", param="stop")
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True; use stop_token_ids instead", param="stop")
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:

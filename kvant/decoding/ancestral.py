@@ -78,7 +78,7 @@ def _grow(
 def _matcher(sequence: Sequence, context: DecodeContext) -> StopMatcher | None:
     """The sequence's own matcher, made for its first token. Choices differ from the first token on, so none is shared."""
     if sequence.state is None and sequence.request.sampling.stop:
-        sequence.state = context.new_matcher(sequence.request.sampling.stop)
+        sequence.state = context.new_matcher(sequence.request.sampling)
     matcher: StopMatcher | None = sequence.state
     return matcher
 

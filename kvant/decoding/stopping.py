@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from kvant.config.sampling import SamplingParams
 from kvant.types import FinishReason, Request
 
 
@@ -34,7 +35,7 @@ class DecodeContext:
     """What decoding must know of the engine: the context's length, and how to look for stop strings."""
 
     max_model_len: int
-    new_matcher: Callable[[tuple[str, ...]], StopMatcher]
+    new_matcher: Callable[[SamplingParams], StopMatcher]  # for a request that has stop strings
 
 
 class Ending(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from kvant.config.engine import EngineConfig
 from kvant.config.hardware import Hardware, detect
 from kvant.config.resolve import Resolved, choose_device, choose_dtype, choose_executor, resolve
+from kvant.config.sampling import SamplingParams
 from kvant.decoding.stopping import DecodeContext
 from kvant.decoding.strategy import want, width
 from kvant.engine.engine import Engine
@@ -64,8 +65,14 @@ def _engine(resolved: Resolved, opened: Opened, tokenizer: Tokenizer, runner: An
     )
     context = DecodeContext(
         max_model_len=config.max_model_len,
-        new_matcher=lambda stop: StopMatcher(stop, tokenizer.token_bytes),
+        new_matcher=lambda sampling: _matcher(sampling, tokenizer),
     )
     end_token_ids = frozenset(opened.end_token_ids) | frozenset(tokenizer.eos_ids)
     seed = config.seed if config.seed is not None else int.from_bytes(os.urandom(7), "little")
     return Engine(Scheduler(manager, limits, want, width), runner, context, end_token_ids, seed)
+
+
+def _matcher(sampling: SamplingParams, tokenizer: Tokenizer) -> StopMatcher:
+    """Looks for stop strings in the text as it is shown: where special tokens are left out, they interrupt no string."""
+    bytes_of = tokenizer.shown_bytes if sampling.skip_special_tokens else tokenizer.token_bytes
+    return StopMatcher(sampling.stop, bytes_of)

@@ -158,9 +158,10 @@ class _TextStream:
         self._trimmer = StopTrimmer(sampling.stop, include=sampling.include_stop_str_in_output)
 
     def add(self, news: Output) -> str:
-        text = self._detokenizer.add(news.token_ids)
         if news.finish_reason is None:
-            return self._trimmer.add(text)
-        text += self._detokenizer.finish()
+            return self._trimmer.add(self._detokenizer.add(news.token_ids))
+        # The last token alone is what may have completed a stop string; earlier ones are text.
+        shown = self._trimmer.add(self._detokenizer.add(news.token_ids[:-1]))
+        text = self._detokenizer.add(news.token_ids[-1:]) + self._detokenizer.finish()
         stop = news.stop_reason if news.finish_reason is FinishReason.STOP and isinstance(news.stop_reason, str) else None
-        return self._trimmer.finish(text, stop)
+        return shown + self._trimmer.finish(text, stop)

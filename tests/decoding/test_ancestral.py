@@ -15,7 +15,7 @@ from kvant.types import (
 )
 from tests.scheduler.harness import LetterMatcher, request
 
-CONTEXT = DecodeContext(max_model_len=50, new_matcher=LetterMatcher)
+CONTEXT = DecodeContext(max_model_len=50, new_matcher=lambda sampling: LetterMatcher(sampling.stop))
 
 
 def running(prompt=(1, 2), output=(), index=0, **details) -> Sequence:

@@ -6,7 +6,7 @@ from kvant.errors import RequestError
 from kvant.types import Draw, FinishReason, Schedule, Scheduled, Selected, Selection, Sequence, Status
 from tests.scheduler.harness import LetterMatcher, Loop, request
 
-CONTEXT = DecodeContext(max_model_len=50, new_matcher=LetterMatcher)
+CONTEXT = DecodeContext(max_model_len=50, new_matcher=lambda sampling: LetterMatcher(sampling.stop))
 
 
 def test_a_request_takes_a_seat_per_choice():

@@ -59,7 +59,7 @@ def engine_of(model, *, num_blocks=128, max_num_seqs=40, budget=256, max_model_l
     )
     storage = KVStorage(groups, blocks, torch.float32, "cpu")
     runner = TorchRunner(model, storage, SeatTable(max_num_seqs, groups, max_model_len), SDPAAttention, VOCABULARY)
-    context = DecodeContext(max_model_len=max_model_len, new_matcher=lambda stop: StopMatcher(stop, bytes_of))
+    context = DecodeContext(max_model_len=max_model_len, new_matcher=lambda sampling: StopMatcher(sampling.stop, bytes_of))
     return CheckedEngine(scheduler, runner, context, frozenset(end), seed)
 
 

@@ -242,7 +242,7 @@ class Loop:
         limits = SchedulerLimits(max_num_seqs=seqs, max_num_batched_tokens=tokens, max_model_len=length)
         self.scheduler = Scheduler(self.manager, limits, want, width)
         self.network = ShadowNetwork(groups)
-        self.context = DecodeContext(max_model_len=length, new_matcher=LetterMatcher)
+        self.context = DecodeContext(max_model_len=length, new_matcher=lambda sampling: LetterMatcher(sampling.stop))
         self.answers: dict[tuple[str, int], Answer] = {}
         self.schedules: list[Schedule] = []
 

@@ -23,7 +23,7 @@ def test_a_step_of_256_sequences_costs_the_host_little():
         want,
         width,
     )
-    context = DecodeContext(max_model_len=4096, new_matcher=LetterMatcher)
+    context = DecodeContext(max_model_len=4096, new_matcher=lambda sampling: LetterMatcher(sampling.stop))
     sampling = SamplingParams(max_tokens=2000)
     messages = tuple(
         Add(Request(request_id=str(i), prompt_token_ids=tuple(range(i, i + 100)), sampling=sampling)) for i in range(NUM_SEQS)
