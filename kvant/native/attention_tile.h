@@ -21,6 +21,7 @@ namespace kvant {
 
 constexpr int QUERY_ROWS = 32;
 constexpr int POSITIONS = 64;
+constexpr float LOG2_E = 1.44269504f;
 
 struct TileAttention {
   const float* q;        // of the first query head and row
@@ -57,15 +58,16 @@ static inline __m512i interleave(f32x16 a, f32x16 b) {
   return _mm512_permutexvar_epi16(_mm512_load_si512(order), (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
 }
 
-// Queries of all heads, scaled, as tiles [head][2][size / 32]; rows beyond the item are zero.
+// Queries of all heads, scaled (and in units of log2 e, unless a soft cap comes between), as tiles [head][2][size / 32]; rows beyond the item are zero.
 static inline void load_queries(const TileAttention& item, int size, uint16_t* q) {
+  const float scale = item.cap > 0.0f ? item.scale : item.scale * LOG2_E;
   for (int head = 0; head < item.heads; ++head)
     for (int row = 0; row < QUERY_ROWS; ++row)
       for (int h = 0; h < size; h += 32) {
         uint16_t* line = q + (((size_t)head * 2 + row / 16) * (size / 32) + h / 32) * TILE_ELEMENTS + row % 16 * 32;
         const float* x = item.q + row * item.q_stride + head * size + h;
         const bool real = row < item.rows;
-        const f32x16 low = real ? load(x) * item.scale : f32x16{}, high = real ? load(x + 16) * item.scale : f32x16{};
+        const f32x16 low = real ? load(x) * scale : f32x16{}, high = real ? load(x + 16) * scale : f32x16{};
         _mm512_store_si512(line, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
       }
 }
@@ -129,37 +131,46 @@ static inline void multiply_tiles(const uint16_t* a, int a_steps, const uint16_t
   fence_memory();
 }
 
-// One row's 64 scores become bf16 weights in the tiles of P; m, l and the row of O follow the new maximum.
+// 2^x for x <= 0, to four digits more than bf16 keeps; 1e-38 for -inf, which no sum notices; NaN for NaN.
+static inline f32x16 power_of_two(f32x16 x) {
+  // Below -126 results are denormal, and every one of them costs 100 cycles.
+  x = (f32x16)_mm512_max_ps(_mm512_set1_ps(-126.0f), (__m512)x);  // the second operand is what a NaN comes out as
+  const f32x16 n = (f32x16)_mm512_roundscale_ps((__m512)x, 0x08), r = x - n;
+  f32x16 p = splat(1.3333558e-3f);
+  p = p * r + 9.6181291e-3f;
+  p = p * r + 5.5504109e-2f;
+  p = p * r + 2.4022651e-1f;
+  p = p * r + 6.9314718e-1f;
+  p = p * r + 1.0f;
+  return (f32x16)_mm512_scalef_ps((__m512)p, (__m512)n);
+}
+
+// One row's 64 scores (in units of log2 e) become bf16 weights in the tiles of P; m, l and the row of O follow the maximum.
 static inline void softmax_row(const TileAttention& item, int row, int at, float* s, uint16_t* p, float* o, int size, float* m, float* l) {
   const int position = item.first_position + row;
   const int low = item.window > 0 && position + 1 > item.window ? position + 1 - item.window : 0;
   const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const bool whole = at >= low && at + POSITIONS - 1 <= position;
-  f32x16 x[4], top = splat(-INFINITY), sums = {};
+  f32x16 x[4];
   for (int i = 0; i < 4; ++i) {
     x[i] = load(s + 16 * i);
-    if (item.cap > 0.0f) x[i] = soft_cap(x[i], item.cap);
+    if (item.cap > 0.0f) x[i] = soft_cap(x[i], item.cap) * LOG2_E;
     if (!whole) {
       const i32x16 j = lane + (at + 16 * i);
       x[i] = (j >= low) & (j <= position) ? x[i] : splat(-INFINITY);
     }
-    top = maximum(top, x[i]);
   }
-  float highest = largest(top);
-  if (highest < *m) highest = *m;
-  const bool none = highest == -INFINITY;  // nothing visible so far: NaN scores do not count as seen, and stay NaN below
-  for (int i = 0; i < 4; ++i) {
-    const f32x16 e = none ? (x[i] == -INFINITY ? f32x16{} : x[i]) : x[i] == -INFINITY ? f32x16{} : exponential(x[i] - highest);
-    sums += e;
-    x[i] = e;
-  }
+  float highest = largest(maximum(maximum(x[0], x[1]), maximum(x[2], x[3])));
+  if (!(highest > *m)) highest = *m;
+  const float base = highest == -INFINITY ? 0.0f : highest;  // nothing visible so far: weights of 1e-38
+  for (int i = 0; i < 4; ++i) x[i] = power_of_two(x[i] - base);
   if (highest > *m) {
-    const float shrink = *m == -INFINITY ? 0.0f : exponential(splat(*m - highest))[0];
+    const float shrink = power_of_two(splat(*m - highest))[0];
     *l *= shrink;
     for (int h = 0; h < size; h += LANES) store(o + h, load(o + h) * shrink);
     *m = highest;
   }
-  *l += sum(sums);
+  *l += sum((x[0] + x[1]) + (x[2] + x[3]));
   for (int i = 0; i < 2; ++i)
     _mm512_store_si512(p + i * TILE_ELEMENTS, (__m512i)_mm512_cvtne2ps_pbh((__m512)x[2 * i + 1], (__m512)x[2 * i]));
 }

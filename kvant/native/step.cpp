@@ -61,8 +61,8 @@ struct Partial {
 
 struct Scratch {
   ActivationMemory activations;   // a single row, prepared by this thread for itself
-  Aligned<float> accumulators;    // [rows, 32]
-  Aligned<uint16_t> widened;      // [STRETCH, 2] tiles
+  Aligned<float> accumulators;    // [CHUNK_ROWS, 32]
+  Aligned<uint16_t> widened;      // [columns / 32, 2] tiles
 #if defined(KVANT_AMX)
   TileScratch attention;
 #endif
@@ -83,7 +83,6 @@ class Executor {
     for (auto& f : frequencies_) angle_floats_ += 2 * f.count;
 #if defined(KVANT_AMX)
     tiles_ = !deterministic_ && request_tiles();
-    for (auto& s : scratch_) s.widened.reserve(2 * STRETCH * TILE_ELEMENTS);
 #endif
   }
 
@@ -199,10 +198,13 @@ class Executor {
     shared_.reserve(rows, linear.columns, forms(linear, rows));
     if (rows == 1)
       for (auto& s : scratch_) s.activations.reserve(1, linear.columns, linear.dot_forms);
-    if (use_tiles(rows)) {
-      const size_t padded = (size_t)(rows + BLOCK - 1) / BLOCK * BLOCK;
-      for (auto& s : scratch_) s.accumulators.reserve(padded * BLOCK);
-    }
+#if defined(KVANT_AMX)
+    if (use_tiles(rows))
+      for (auto& s : scratch_) {
+        s.accumulators.reserve(CHUNK_ROWS * BLOCK_OUTPUTS);
+        s.widened.reserve((size_t)2 * num_tiles(linear.columns) * TILE_ELEMENTS);
+      }
+#endif
   }
 
   void reserve(int tokens, int logit_rows) {
@@ -472,55 +474,55 @@ class Executor {
     }
   }
 
-  void multiply_panels(const Product& p, const Unit& first, const Unit* second, Scratch& s) {
-    const int tiles = num_tiles(p.linear->columns), stretches = (tiles + STRETCH - 1) / STRETCH;
+  void multiply_panels(const Product& p, const Unit& first, const Unit* second, const Scratch& s) {
+    const int tiles = num_tiles(p.linear->columns), longest = p.rows > BLOCK_ROWS ? STRETCH : SHORT_STRETCH;
+    const int stretches = (tiles + longest - 1) / longest;
     const uint8_t* other = first.up ? first.up : second ? second->data : nullptr;
     const int other_packing = first.up ? first.up_packing : second ? second->packing : 0;
-    const bool plain = second && !p.op->bias && p.op->cap == 0.0f && first.count == LANES && second->count == LANES &&
-                       second->column == first.column + LANES;
-    for (int i = 0; i < stretches; ++i) {
-      const int t = tiles * i / stretches, count = tiles * (i + 1) / stretches - t;
-      widen(first.packing, first.data, t, count, s.widened.data(), 2 * TILE_ELEMENTS);
-      if (other) widen(other_packing, other, t, count, s.widened.data() + TILE_ELEMENTS, 2 * TILE_ELEMENTS);
-      for (int row = 0; row < p.rows; row += BLOCK_ROWS) {
-        const uint16_t* a0 = p.input->bf16 + ((size_t)row / 16 * tiles + t) * TILE_ELEMENTS;
-        const uint16_t* a1 = row + 16 < p.rows ? a0 + (size_t)tiles * TILE_ELEMENTS : nullptr;
-        // Whole blocks are summed where they belong, onto the residual; others in scratch memory, and finished row by row.
-        const bool in_place = plain && p.rows - row >= (a1 ? BLOCK_ROWS : 16);
-        const Block c = in_place ? output_block(p, first, row, i == 0) : scratch_block(s, row, i == 0);
-        multiply_block(a0, a1, s.widened.data(), count, c);
-        if (!in_place && i == stretches - 1) finish_block(p, first, second, row, c.to);
+    for (int chunk = 0; chunk < p.rows; chunk += CHUNK_ROWS) {
+      const int end = std::min(p.rows, chunk + CHUNK_ROWS);
+      for (int i = 0; i < stretches; ++i) {
+        const int t = tiles * i / stretches, count = tiles * (i + 1) / stretches - t;
+        uint16_t* widened = s.widened.data() + (size_t)2 * t * TILE_ELEMENTS;
+        if (chunk == 0) widen(first.packing, first.data, t, count, widened, 2 * TILE_ELEMENTS);
+        if (chunk == 0 && other) widen(other_packing, other, t, count, widened + TILE_ELEMENTS, 2 * TILE_ELEMENTS);
+        for (int row = chunk; row < end; row += BLOCK_ROWS) {
+          const uint16_t* a0 = p.input->bf16 + ((size_t)row / 16 * tiles + t) * TILE_ELEMENTS;
+          const uint16_t* a1 = row + 16 < end ? a0 + (size_t)tiles * TILE_ELEMENTS : nullptr;
+          multiply_block(a0, a1, widened, count, s.accumulators.data() + (size_t)(row - chunk) * BLOCK_OUTPUTS, i == 0);
+        }
       }
+      finish_rows(p, first, second, chunk, end - chunk, s.accumulators.data());
     }
   }
 
-  static Block output_block(const Product& p, const Unit& unit, int row, bool fresh) {
-    float* out = p.out + row * p.out_stride + unit.column;
-    if (!fresh) return {out, out, p.out_stride, p.out_stride};
-    const float* residual = p.residual ? p.residual + row * p.residual_stride + unit.column : nullptr;
-    return {residual, out, p.residual_stride, p.out_stride};
-  }
-
-  static Block scratch_block(const Scratch& s, int row, bool fresh) {
-    float* c = s.accumulators.data() + (size_t)row * BLOCK_OUTPUTS;
-    return {fresh ? nullptr : c, c, BLOCK_OUTPUTS, BLOCK_OUTPUTS};
-  }
-
-  static void finish_block(const Product& p, const Unit& first, const Unit* second, int row, const float* c) {
-    const int rows = std::min(BLOCK_ROWS, p.rows - row);
-    if (first.up && first.count == LANES && !p.op->bias && !p.residual) return finish_gated(p, first, row, rows, c);
+  // c [rows, 32]: the sums of rows from `row` on.
+  static void finish_rows(const Product& p, const Unit& first, const Unit* second, int row, int rows, const float* c) {
+    const bool plain = !p.op->bias && p.op->cap == 0.0f && first.count == LANES;
+    float* out = p.out + row * p.out_stride + first.column;
+    if (plain && first.up && !p.residual) {
+      const int activation = p.op->activation;
+      for (int m = 0; m < rows; ++m, c += BLOCK_OUTPUTS, out += p.out_stride) store(out, activate(load(c), activation) * load(c + LANES));
+      return;
+    }
+    if (plain && second && second->count == LANES && second->column == first.column + LANES) {
+      const float* residual = p.residual ? p.residual + row * p.residual_stride + first.column : nullptr;
+      for (int m = 0; m < rows; ++m, c += BLOCK_OUTPUTS, out += p.out_stride) {
+        f32x16 y = load(c), z = load(c + LANES);
+        if (residual) {
+          y += load(residual + m * p.residual_stride);
+          z += load(residual + m * p.residual_stride + LANES);
+        }
+        store(out, y);
+        store(out + LANES, z);
+      }
+      return;
+    }
     for (int m = 0; m < rows; ++m) {
       const f32x16 y = load(c + m * BLOCK_OUTPUTS), z = load(c + m * BLOCK_OUTPUTS + LANES);
       finish(p, first, row + m, y, z);
       if (second) finish(p, *second, row + m, z, z);
     }
-  }
-
-  static void finish_gated(const Product& p, const Unit& unit, int row, int rows, const float* c) {
-    float* out = p.out + row * p.out_stride + unit.column;
-    const int activation = p.op->activation;
-    for (int m = 0; m < rows; ++m)
-      store(out + m * p.out_stride, activate(load(c + m * BLOCK_OUTPUTS), activation) * load(c + m * BLOCK_OUTPUTS + LANES));
   }
 #endif
 
@@ -588,7 +590,6 @@ class Executor {
   }
 
   static constexpr int TILE_ROWS = 16;   // from here on tiles beat integer products
-  static constexpr int BLOCK = 32;
   static constexpr int MAX_GROUP = 128;  // query heads per kv head
 
   std::vector<Operation> ops_;
