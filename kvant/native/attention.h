@@ -31,8 +31,15 @@ struct AttentionRow {
     return cache.unit(table[position / cache.block_size], position % cache.block_size / 16, head);
   }
 
-  // The position to prefetch while reading `position`: blocks lie anywhere, which no hardware foresees. 1.15x at 512 positions.
-  int ahead(int position) const { return position + PREFETCH_POSITIONS < to ? position + PREFETCH_POSITIONS : position; }
+  // What to prefetch while the keys (or values) of `position` are read: blocks lie anywhere, which no hardware foresees. Keys
+  // are followed by the same head's values, values by the next head's keys.
+  const uint16_t* later(const LayerCache& cache, int position, int head, bool values) const {
+    const int ahead = position + PREFETCH_POSITIONS, size = cache.head_dim;
+    if (ahead < to) return unit(cache, ahead, head) + (values ? 16 * size : 0);
+    const int wrapped = from + ahead - to < to ? from + ahead - to : from;
+    if (!values) return unit(cache, wrapped, head) + 16 * size;
+    return unit(cache, wrapped, head + 1 < cache.kv_heads ? head + 1 : head);
+  }
 };
 
 // Scores of `Heads` query heads, q [Heads, size], against positions [from, to) -> scores [Heads][SPAN], masked with 0 weight.
@@ -44,7 +51,7 @@ static inline void span_scores(const AttentionRow& row, const LayerCache& cache,
   for (int g = 0; g < Heads; ++g) top[g] = splat(-INFINITY);
   for (int p = row.from / 16 * 16; p < row.to; p += 16) {
     const uint16_t* keys = row.unit(cache, p, head);
-    const uint16_t* later = row.unit(cache, row.ahead(p), head);
+    const uint16_t* later = row.later(cache, p, head, false);
     f32x16 even[Heads] = {}, odd[Heads] = {};
     for (int h = 0; h < size; h += 2) {
       prefetch(later + 16 * h);
@@ -75,7 +82,7 @@ static inline void span_values(const AttentionRow& row, const LayerCache& cache,
   f32x16 acc[Heads][Wide] = {};
   for (int p = row.from; p < row.to;) {
     const uint16_t* unit = row.unit(cache, p, head) + 16 * size + column;
-    const uint16_t* later = row.unit(cache, row.ahead(p), head) + 16 * size + column;
+    const uint16_t* later = row.later(cache, p, head, true) + column;
     const int stop = p / 16 * 16 + 16 < row.to ? p / 16 * 16 + 16 : row.to;
     for (; p < stop; ++p) {
       const uint16_t* values = unit + p % 16 * size;

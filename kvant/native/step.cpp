@@ -532,12 +532,17 @@ class Executor {
     const Operation& op = ops_[i];
     const GroupPlan& plan = group_plans_[plans_[i]].second;
     pool_.barrier();
-    const int kv_heads = groups_[op.group].kv_heads, blocks = (int)plan.blocks.size();
-    const int total = (blocks + (int)plan.spans.size()) * kv_heads;
+    const int kv_heads = groups_[op.group].kv_heads, blocks = (int)plan.blocks.size(), spans = (int)plan.spans.size();
+    // Neighbouring heads lie side by side in the cache: with enough spans for everybody, one thread takes them all.
+    const int heads = spans >= 4 * pool_.size() ? kv_heads : 1;
+    const int block_units = blocks * kv_heads, total = block_units + spans * kv_heads / heads;
     for (int n; (n = counters_[i].fetch_add(1, std::memory_order_relaxed)) < total;) {
-      const int item = n / kv_heads, head = n % kv_heads;
-      if (item < blocks) block(op, plan.blocks[blocks - 1 - item], head, id);  // late rows see most: first
-      else span(op, plan.spans[item - blocks], item - blocks, head);
+      if (n < block_units) {
+        block(op, plan.blocks[blocks - 1 - n / kv_heads], n % kv_heads, id);  // late rows see most: first
+        continue;
+      }
+      const int first = (n - block_units) * heads;
+      for (int h = first; h < first + heads; ++h) span(op, plan.spans[h / kv_heads], h / kv_heads, h % kv_heads);
     }
     if (!plan.split) return OTHERWISE;
     pool_.barrier();
