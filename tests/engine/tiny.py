@@ -24,7 +24,7 @@ from tests.network import from_transformers
 VOCABULARY = 160
 
 
-def tiny(family: str, seed: int = 3):
+def tiny(family: str, seed: int = 3, device: str = "cpu"):
     """A random network of `family`, weights large enough that its greedy texts wander."""
     shape = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, max_position_embeddings=512)
     if family == "llama":
@@ -38,7 +38,9 @@ def tiny(family: str, seed: int = 3):
     with torch.no_grad():
         for name, parameter in hf.named_parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if "norm" in name and family == "llama" else 0.0))
-    return from_transformers(hf, ModelConfig.from_dict({**config.to_dict(), "architectures": [type(hf).__name__]}))
+    return from_transformers(
+        hf, ModelConfig.from_dict({**config.to_dict(), "architectures": [type(hf).__name__]}), device=device
+    )
 
 
 def bytes_of(token: int) -> bytes:
@@ -46,7 +48,9 @@ def bytes_of(token: int) -> bytes:
     return f"{token},".encode()
 
 
-def engine_of(model, *, num_blocks=128, max_num_seqs=40, budget=256, max_model_len=256, caching=True, seed=0, end=()) -> Engine:
+def engine_of(
+    model, *, num_blocks=128, max_num_seqs=40, budget=256, max_model_len=256, caching=True, seed=0, end=(), device="cpu"
+) -> Engine:
     """An engine over `model`; every structure with bookkeeping is checked after each step."""
     groups = model.config.cache_groups()
     blocks = tuple(num_blocks for _ in groups)
@@ -57,7 +61,7 @@ def engine_of(model, *, num_blocks=128, max_num_seqs=40, budget=256, max_model_l
         want,
         width,
     )
-    storage = KVStorage(groups, blocks, torch.float32, "cpu")
+    storage = KVStorage(groups, blocks, torch.float32, device)
     runner = TorchRunner(model, storage, SeatTable(max_num_seqs, groups, max_model_len), SDPAAttention, VOCABULARY)
     context = DecodeContext(max_model_len=max_model_len, new_matcher=lambda sampling: StopMatcher(sampling.stop, bytes_of))
     return CheckedEngine(scheduler, runner, context, frozenset(end), seed)
