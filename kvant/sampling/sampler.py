@@ -34,8 +34,8 @@ def draw(logits: Tensor, plan: DrawPlan, counts: Tensor | None = None, seen: Ten
 
 
 def finite(logits: Tensor) -> Tensor:
-    """Which rows [R] of `logits` [R, V] hold numbers only."""
-    return torch.isfinite(logits).all(-1)
+    """Which rows [R] of `logits` [R, V] can be drawn from: no NaN and no infinity at the top. A maximum shows both."""
+    return torch.isfinite(logits.max(-1).values)
 
 
 def _edited(logits: Tensor, plan: DrawPlan, counts: Tensor | None, seen: Tensor | None) -> Tensor:
