@@ -81,6 +81,8 @@ def declare(library: Any) -> None:
         "kvant_head": (int32, [pointer, pointer, int32, pointer]),
         "kvant_hidden": (pointer, [pointer]),
         "kvant_hidden_stride": (int64, [pointer]),
+        "kvant_summarize": (None, [pointer, pointer, int64, int32, int32, pointer, pointer, pointer, pointer]),
+        "kvant_top_k": (None, [pointer, pointer, int64, int32, int32, int32, pointer, pointer]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)

@@ -15,11 +15,14 @@
 #include "attention.h"
 #include "tile.h"
 
+namespace kvant {
+constexpr int QUERY_ROWS = 32;
+}
+
 #if defined(KVANT_AMX)
 
 namespace kvant {
 
-constexpr int QUERY_ROWS = 32;
 constexpr int POSITIONS = 64;
 constexpr float LOG2_E = 1.44269504f;
 

@@ -1,4 +1,4 @@
-// Few rows: one panel of weights (16 outputs) times up to 8 rows of activations.
+// Few rows: one panel of weights (16 outputs) times up to 8 rows of activations (4 without AVX-512).
 //
 // Integer codes meet integer codes: per tile of 32 columns an exact 32-bit sum, then one fp32 multiply-add per lane,
 //
@@ -12,7 +12,11 @@
 
 namespace kvant {
 
+#if defined(KVANT_AVX512)
 constexpr int ROW_BLOCK = 8;
+#else
+constexpr int ROW_BLOCK = 4;  // half the registers, and half the time to compile
+#endif
 // Bytes between the line in use and the line asked for: 1.2-2x at one row, where reading the weights is all there is.
 constexpr int PREFETCH_AHEAD = 4096;
 
@@ -205,24 +209,34 @@ static void dot_dense(const uint8_t* panel, const Activations& a, int row, float
 
 #endif
 
-// The kernel of a packing for 1..8 rows.
-template <class Tile>
-static DotKernel code_kernel(int rows) {
-  static const DotKernel kernels[ROW_BLOCK] = {dot_codes<Tile, 1>, dot_codes<Tile, 2>, dot_codes<Tile, 3>, dot_codes<Tile, 4>,
-                                               dot_codes<Tile, 5>, dot_codes<Tile, 6>, dot_codes<Tile, 7>, dot_codes<Tile, 8>};
-  return kernels[rows - 1];
+// The kernel for `rows` rows, 1 <= rows <= ROW_BLOCK.
+template <template <int> class Kernel, int Rows = ROW_BLOCK>
+static inline DotKernel of_rows(int rows) {
+  if constexpr (Rows == 1) return Kernel<1>::run;
+  else return rows == Rows ? (DotKernel)Kernel<Rows>::run : of_rows<Kernel, Rows - 1>(rows);
 }
 
+template <class Tile>
+struct CodeKernel {
+  template <int Rows>
+  struct Of {
+    static constexpr DotKernel run = dot_codes<Tile, Rows>;
+  };
+};
+
+template <int Rows>
+struct DenseKernel {
+  static constexpr DotKernel run = dot_dense<Rows>;
+};
+
 static inline DotKernel dot_kernel(int packing, int rows) {
-  static const DotKernel dense[ROW_BLOCK] = {dot_dense<1>, dot_dense<2>, dot_dense<3>, dot_dense<4>,
-                                             dot_dense<5>, dot_dense<6>, dot_dense<7>, dot_dense<8>};
   switch (packing) {
-    case U4: return code_kernel<TileU4>(rows);
-    case U4_MIN: return code_kernel<TileU4Min>(rows);
-    case U5: return code_kernel<TileU5>(rows);
-    case U8: return code_kernel<TileU8>(rows);
-    case U6_HALF: return code_kernel<TileU6Half>(rows);
-    default: return dense[rows - 1];
+    case U4: return of_rows<CodeKernel<TileU4>::Of>(rows);
+    case U4_MIN: return of_rows<CodeKernel<TileU4Min>::Of>(rows);
+    case U5: return of_rows<CodeKernel<TileU5>::Of>(rows);
+    case U8: return of_rows<CodeKernel<TileU8>::Of>(rows);
+    case U6_HALF: return of_rows<CodeKernel<TileU6Half>::Of>(rows);
+    default: return of_rows<DenseKernel>(rows);
   }
 }
 

@@ -31,6 +31,15 @@ class NativeStep(NamedTuple):
     logits: np.ndarray | None  # [R, V] fp32
 
 
+class Summary(NamedTuple):
+    """What choosing tokens needs of logits [R, V]."""
+
+    ids: np.ndarray  # [R] int64: place of the largest, the lowest of equals
+    top: np.ndarray  # [R] fp32: the largest
+    log_sum: np.ndarray  # [R] fp32: log sum exp; top - log_sum is the log-probability of the greedy token
+    finite: np.ndarray  # [R] bool: neither NaN nor infinity
+
+
 class NativeModel:
     """One network on the CPU."""
 
@@ -83,6 +92,26 @@ class NativeModel:
         self._reserve_logits(len(rows))
         self._check(self._functions.kvant_head(self._handle, abi.address(rows), len(rows), abi.address(self._logits)))
         return self._logits[: len(rows)]
+
+    def summarize(self, logits: np.ndarray) -> Summary:
+        """Greedy choice, log sum exp and health of every row of `logits` [R, V] (columns contiguous), in one pass each."""
+        rows, count = _matrix(logits)
+        summary = Summary(
+            np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32), np.empty(rows, np.bool_)
+        )
+        outs = [abi.address(array) for array in summary]
+        self._functions.kvant_summarize(self._handle, abi.address(logits), logits.strides[0] // 4, rows, count, *outs)
+        return summary
+
+    def top_k(self, logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The `k` largest of every row, largest first, equals by id: ids [R, k] int64 and values [R, k] fp32."""
+        rows, count = _matrix(logits)
+        if not 0 < k <= count:
+            raise ValueError(f"top_k: k must be between 1 and {count}, not {k}")
+        ids, values = np.empty((rows, k), np.int64), np.empty((rows, k), np.float32)
+        outs = abi.address(ids), abi.address(values)
+        self._functions.kvant_top_k(self._handle, abi.address(logits), logits.strides[0] // 4, rows, count, k, *outs)
+        return ids, values
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -232,6 +261,12 @@ class _Writer:
 def _head_width(program: Program) -> int:
     assert program.head is not None
     return sum(weight.shape[0] for weight in program.head.weights)
+
+
+def _matrix(logits: np.ndarray) -> tuple[int, int]:
+    if logits.dtype != np.float32 or logits.ndim != 2 or (logits.size and logits.strides[1] != 4) or logits.shape[1] == 0:
+        raise ValueError(f"logits must be fp32 rows, not {logits.dtype} of shape {list(logits.shape)}")
+    return logits.shape[0], logits.shape[1]
 
 
 def _array(name: str, array: np.ndarray, dtype: type, shape: tuple[int, ...]) -> np.ndarray:

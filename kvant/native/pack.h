@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "acts.h"
+#include "pool.h"
 
 namespace kvant {
 
@@ -142,6 +143,37 @@ static inline bool pack_panel(const Source& source, int packing, int panel, uint
     case U6_HALF: return pack_codes<TileU6Half>(source, panel, out);
     default: pack_dense(source, panel, out); return true;
   }
+}
+
+// Many matrices, panel by panel, on all threads of a pool.
+struct PackWork {
+  const Source* sources;
+  const int32_t* packings;
+  uint8_t* const* outs;
+  uint8_t* fits;
+  int count;
+};
+
+static inline void pack_panels(const PackWork& w, std::atomic<int64_t>& next) {
+  for (;;) {
+    int64_t n = next.fetch_add(1);
+    int i = 0;
+    for (; i < w.count && n >= num_panels(w.sources[i].num_rows); ++i) n -= num_panels(w.sources[i].num_rows);
+    if (i == w.count) return;
+    const int64_t bytes = (int64_t)num_tiles(w.sources[i].num_columns) * tile_bytes(w.packings[i]);
+    if (!pack_panel(w.sources[i], w.packings[i], (int)n, w.outs[i] + n * bytes)) w.fits[i] = 0;
+  }
+}
+
+static inline int pack_all(const PackWork& work, Pool& pool) {
+  std::pair<const PackWork*, std::atomic<int64_t>> shared(&work, 0);
+  pool.run(
+      [](void* context, int) {
+        auto& s = *(std::pair<const PackWork*, std::atomic<int64_t>>*)context;
+        pack_panels(*s.first, s.second);
+      },
+      &shared);
+  return 0;
 }
 
 }  // namespace kvant

@@ -100,3 +100,29 @@ def test_many_short_steps_do_not_lose_a_barrier(native):
         np.testing.assert_array_equal(model.run(small_ids(4), cache).hidden, expected)
         if n % 100 == 99:
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 50, 49152])
+def test_summary_and_top_k_equal_numpy(library, count):
+    model = llama_layer().finish(library, threads=2)
+    logits = (np.random.default_rng(0).normal(size=(5, count + 3)) * 4).astype(np.float32)[:, :count]
+    logits[1, -1] = logits[1, 0] = logits[1].max() + 1  # a tie: the lower id
+    summary = model.summarize(logits)
+    np.testing.assert_array_equal(summary.ids, logits.argmax(-1))
+    np.testing.assert_array_equal(summary.top, logits.max(-1))
+    np.testing.assert_allclose(summary.log_sum, np.log(np.exp(logits.astype(np.float64)).sum(-1)), atol=2e-5)
+    assert summary.finite.all()
+    for k in {1, min(7, count), min(64, count)}:
+        ids, values = model.top_k(logits, k)
+        expected = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
+        np.testing.assert_array_equal(ids, expected)
+        np.testing.assert_array_equal(values, np.take_along_axis(logits, expected, -1))
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 20, 49])
+def test_R19_summary_notices_what_is_not_finite(library, poison, place):
+    logits = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
+    logits[1, place] = poison
+    finite = llama_layer().finish(library, threads=2).summarize(logits).finite
+    np.testing.assert_array_equal(finite, [True, False, True])
