@@ -204,7 +204,7 @@ def _info(cursor: _Cursor) -> _Info:
     if TENSOR_TYPES[kind] not in FORMATS:
         raise UnsupportedError(
             f"{cursor.name}: tensor {name!r} is stored as {TENSOR_TYPES[kind]}, which is not built here; "
-            f"supported: {', '.join(SUPPORTED)}"
+            f"supported: {', '.join(SUPPORTED)} (see docs/models.md)"
         )
     return _Info(name, TENSOR_TYPES[kind], shape, offset)
 

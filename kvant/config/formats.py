@@ -33,8 +33,13 @@ FORMATS: dict[str, Format] = {
     "Q4_0": Format(32, 18),
     "Q4_1": Format(32, 20),
     "Q5_0": Format(32, 22),
+    "Q5_1": Format(32, 24),
     "Q8_0": Format(32, 34),
+    "IQ4_NL": Format(32, 18),
+    "Q2_K": Format(256, 84),
+    "Q3_K": Format(256, 110),
     "Q4_K": Format(256, 144),
+    "Q5_K": Format(256, 176),
     "Q6_K": Format(256, 210),
 }
 

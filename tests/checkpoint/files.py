@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-TYPE_IDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "F64": 28, "BF16": 30}
+TYPE_IDS = {"F32": 0, "F16": 1, "BF16": 30, "F64": 28, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "IQ4_NL": 20}
+TYPE_IDS |= {"Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
 ALIGNMENT = 32
 
 

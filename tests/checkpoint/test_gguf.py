@@ -213,9 +213,20 @@ def test_R37_a_large_file_of_zeros_behind_a_good_head_is_refused_quickly(tmp_pat
         assert time.perf_counter() - start < 0.5
 
 
-def test_R37_R43_an_unsupported_tensor_type_is_named(tmp_path):
-    with pytest.raises(UnsupportedError, match=r"'t' is stored as IQ3_XXS.*Q4_K.*Q6_K"):
-        read(tmp_path, one_tensor((256,), 18))
+@pytest.mark.parametrize("type_id, name", [(9, "Q8_1"), (15, "Q8_K"), (18, "IQ3_XXS"), (23, "IQ4_XS"), (39, "MXFP4")])
+def test_R37_R43_an_unsupported_tensor_type_is_named(tmp_path, type_id, name):
+    with pytest.raises(UnsupportedError, match=rf"'t' is stored as {name}.*IQ4_NL.*Q2_K.*Q6_K.*docs/models\.md"):
+        read(tmp_path, one_tensor((256,), type_id))
+
+
+@pytest.mark.parametrize("format", sorted(TYPE_IDS))
+def test_R43_every_type_is_found_under_its_number(tmp_path, format):
+    """The numbers and sizes are the gguf package's."""
+    gguf = pytest.importorskip("gguf")
+    kind = gguf.GGMLQuantizationType[format]
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    tensor = read(tmp_path, one_tensor((elements,), int(kind), data=bytes(size))).tensors["t"]
+    assert (tensor.format, tensor.raw.shape) == (format, (1, size))
 
 
 @pytest.mark.parametrize("version, named", [(1, "version 1"), (4, "version 4"), (3 << 24, "big-endian")])

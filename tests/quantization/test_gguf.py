@@ -45,12 +45,58 @@ def q5_0(block: bytes) -> list:
     return [half(block[:2]) * f32((low_then_high(block[6:22], j) | (fifth >> j & 1) << 4) - 16) for j in range(32)]
 
 
+def q5_1(block: bytes) -> list:
+    d, m, fifth = half(block[:2]), half(block[2:4]), struct.unpack("<I", block[4:8])[0]
+    return [d * f32(low_then_high(block[8:24], j) | (fifth >> j & 1) << 4) + m for j in range(32)]
+
+
+def iq4_nl(block: bytes) -> list:
+    table = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+    return [half(block[:2]) * f32(table[low_then_high(block[2:18], j)]) for j in range(32)]
+
+
+def q2_k(block: bytes) -> list:
+    scales, q, d, m = block[:16], block[16:80], half(block[80:82]), half(block[82:84])
+    values = []
+    for i in range(256):
+        part, within = divmod(i, 128)
+        quarter, column = divmod(within, 32)
+        code = q[32 * part + column] >> 2 * quarter & 3
+        values.append(d * f32(scales[i // 16] & 15) * f32(code) - m * f32(scales[i // 16] >> 4))
+    return values
+
+
+def q3_k_scale(packed: bytes, number: int) -> int:
+    low = packed[number] & 15 if number < 8 else packed[number - 8] >> 4
+    return (low | (packed[8 + number % 4] >> 2 * (number // 4) & 3) << 4) - 32
+
+
+def q3_k(block: bytes) -> list:
+    high, q, packed, d = block[:32], block[32:96], block[96:108], half(block[108:110])
+    values = []
+    for i in range(256):
+        part, within = divmod(i, 128)
+        quarter, column = divmod(within, 32)
+        code = q[32 * part + column] >> 2 * quarter & 3 | (high[i % 32] >> i // 32 & 1) << 2
+        values.append(d * f32(q3_k_scale(packed, i // 16)) * f32(code - 4))
+    return values
+
+
 def q8_0(block: bytes) -> list:
     return [half(block[:2]) * f32(q) for q in struct.unpack("<32b", block[2:34])]
 
 
 def q4_k(block: bytes) -> list:
-    d, m, packed, q = half(block[:2]), half(block[2:4]), block[4:16], block[16:144]
+    return eighths(block[:16], block[16:144], bytes(32))
+
+
+def q5_k(block: bytes) -> list:
+    return eighths(block[:16], block[48:176], block[16:48])
+
+
+def eighths(head: bytes, q: bytes, high: bytes) -> list:
+    """Eight sub-blocks of 32; `high` has the fifth bits, one per sub-block."""
+    d, m, packed = half(head[:2]), half(head[2:4]), head[4:16]
     values = []
     for sub in range(8):
         if sub < 4:
@@ -59,8 +105,8 @@ def q4_k(block: bytes) -> list:
             scale = packed[sub + 4] & 15 | packed[sub - 4] >> 6 << 4
             minimum = packed[sub + 4] >> 4 | packed[sub] >> 6 << 4
         run = q[sub // 2 * 32 : sub // 2 * 32 + 32]
-        nibbles = [byte >> 4 if sub % 2 else byte & 15 for byte in run]
-        values += [d * f32(scale) * f32(nibble) - m * f32(minimum) for nibble in nibbles]
+        codes = [(byte >> 4 if sub % 2 else byte & 15) | (high[i] >> sub & 1) << 4 for i, byte in enumerate(run)]
+        values += [d * f32(scale) * f32(code) - m * f32(minimum) for code in codes]
     return values
 
 
@@ -85,11 +131,18 @@ REFERENCE = {
     "Q4_0": q4_0,
     "Q4_1": q4_1,
     "Q5_0": q5_0,
+    "Q5_1": q5_1,
     "Q8_0": q8_0,
+    "IQ4_NL": iq4_nl,
+    "Q2_K": q2_k,
+    "Q3_K": q3_k,
     "Q4_K": q4_k,
+    "Q5_K": q5_k,
     "Q6_K": q6_k,
 }
-SCALES_AT = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}
+# Where the half-precision scales stand inside a block.
+SCALES_AT = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "IQ4_NL": [0]}
+SCALES_AT |= {"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
 
 
 # --- material -----------------------------------------------------------------------------------------------------------
