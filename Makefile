@@ -10,7 +10,7 @@ MODEL ?= smollm2-135m
 COMPILER := $(shell command -v g++ || command -v clang++ || command -v c++)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-slow gpu-test bench format clean
+.PHONY: run test test-slow gpu-test bench bench-cpu format clean
 
 run: $(VENV)/.run
 	@$(BIN)/kvant run $(MODEL) $(if $(PROMPT),--prompt "$(PROMPT)")
@@ -32,6 +32,11 @@ gpu-test: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/first.py
+
+# Kvant against llama.cpp on this machine's CPU; the first call builds the peer (12 minutes). docs/benchmarks.md says more.
+bench-cpu: $(VENV)/.run
+	$(BIN)/python -m benchmarks.peers.build_llama_cpp
+	$(BIN)/python -m benchmarks.cpu $(or $(ARGS),--output benchmarks/cpu.json)
 
 format: $(VENV)/.test
 	$(BIN)/ruff format kvant tests benchmarks

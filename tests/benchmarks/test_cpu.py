@@ -1,0 +1,123 @@
+"""The arithmetic of the CPU benchmark: medians and ratios, what an engine's run says, the peers' output, the peer's repair."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import cpu
+from benchmarks.peers import build_llama_cpp
+from benchmarks.peers.llama_cpp import LlamaCpp
+from benchmarks.peers.machine import Machine
+from benchmarks.peers.scenario import Load, Pace, launch
+
+
+def test_summary_takes_the_better_setting_of_the_peer_and_the_ratio_of_every_round():
+    rounds = [
+        {"kvant": 200.0, "llama.cpp off": 100.0, "llama.cpp on": 50.0},
+        {"kvant": 90.0, "llama.cpp off": 60.0, "llama.cpp on": 70.0},
+        {"kvant": 300.0, "llama.cpp off": 100.0, "llama.cpp on": 40.0},
+    ]
+    row = cpu.summary("one_short", rounds)
+    assert row["value"] == {"median": 200, "min": 90, "max": 300}
+    assert row["llama.cpp"]["flash_attention"] == "off"
+    assert row["llama.cpp"]["value"] == {"median": 100, "min": 60, "max": 100}
+    assert row["llama.cpp"]["ratio"] == {"median": 2, "min": 1.5, "max": 3}
+    assert "2.00 (1.50-3.00)   flash attention off" in cpu.table([row])
+
+
+def test_ratio_of_times_and_bytes_is_above_one_where_kvant_needs_less():
+    row = cpu.summary("start", [{"kvant": 0.25, "llama.cpp": 0.5}])
+    assert row["llama.cpp"]["ratio"]["median"] == 2
+    assert row["unit"] == "s"
+
+
+def test_neighbours_change_places_every_round():
+    assert cpu.alternate(["a", "b", "c"], 0) == ["a", "b", "c"]
+    assert cpu.alternate(["a", "b", "c"], 1) == ["c", "b", "a"]
+
+
+def test_every_row_names_a_part_that_its_load_measures():
+    for row in cpu.ROWS:
+        assert row.part in Pace._fields
+        assert (row.part == "prompt") == (row.load.new == 1)
+
+
+def test_pace_counts_decode_only_while_all_streams_run(monkeypatch):
+    bench = object.__new__(cpu.Kvant)
+    clock = iter([100.0])
+    # The second stream begins a step later: tokens before 102 and after 104 belong to a smaller batch.
+    times = [[101.0, 102.0, 103.0, 104.0], [102.0, 103.0, 104.0, 105.0]]
+    monkeypatch.setattr(bench, "_run", lambda load: times, raising=False)
+    monkeypatch.setattr(cpu.time, "perf_counter", lambda: next(clock))
+    pace = bench.pace(Load(streams=2, prompt=10, new=4))
+    assert pace == Pace(prompt=10.0, decode=2.0, whole=8 / 5)
+
+
+@pytest.fixture
+def echo(tmp_path: Path):
+    """Builds a program that records its arguments and prints `text`."""
+
+    def make(name: str, text: str) -> Path:
+        program = tmp_path / name
+        log = tmp_path / "arguments"
+        program.write_text(
+            f"#!{sys.executable}\nimport sys\nopen({str(log)!r}, 'w').write(' '.join(sys.argv[1:]))\nprint({text!r})\n"
+        )
+        program.chmod(0o755)
+        return program
+
+    return make
+
+
+def test_a_decode_at_depth_asks_llama_bench_for_no_prompt(echo, tmp_path):
+    peer = LlamaCpp({"llama-bench": echo("bench", 'note\n{"avg_ts": 98.5}')}, Path("m.gguf"), 2)
+    assert peer.pace(Load(1, 512, 64), "off") == Pace(None, 98.5, None)
+    assert "-m m.gguf -t 2 -p 0 -n 64 -d 512" in (tmp_path / "arguments").read_text()
+    assert peer.pace(Load(1, 512, 1), "on") == Pace(98.5, None, None)
+    assert "-p 512 -n 0" in (tmp_path / "arguments").read_text()
+
+
+def test_streams_ask_llama_batched_bench_for_room_for_all(echo, tmp_path):
+    line = '{"speed_pp": 900.0, "speed_tg": 250.0, "t": 4.0}'
+    peer = LlamaCpp({"llama-batched-bench": echo("batched", line)}, Path("m.gguf"), 2)
+    assert peer.pace(Load(8, 128, 64), "on") == Pace(900.0, 250.0, 128.0)
+    assert "-npp 128 -ntg 64 -npl 8 -c 1536 -fa on" in (tmp_path / "arguments").read_text()
+
+
+def test_a_peer_that_says_nothing_is_an_error(echo):
+    peer = LlamaCpp({"llama-bench": echo("bench", "")}, Path("m.gguf"), 2)
+    with pytest.raises(RuntimeError, match="exit code 0"):
+        peer.pace(Load(1, 512, 1), "on")
+
+
+def test_launch_times_the_first_byte_and_not_the_end():
+    source = "import time; print('a', flush=True); time.sleep(0.6); print('b'); x = bytearray(60 << 20)"
+    start = time.perf_counter()
+    run = launch([sys.executable, "-c", source])
+    assert run.text == "a\nb"
+    assert time.perf_counter() - start - run.first_byte > 0.5
+    assert run.peak_bytes > 60 << 20
+    with pytest.raises(RuntimeError, match="exit code 3"):
+        launch([sys.executable, "-c", "print('a'); raise SystemExit(3)"])
+
+
+def test_others_are_whoever_is_neither_this_process_nor_its_children(monkeypatch):
+    readings = iter([(0.0, 100.0, 10.0), (10.0, 125.0, 30.0), (20.0, 145.0, 50.0)])
+    monkeypatch.setattr(Machine, "_read", staticmethod(lambda: next(readings)))
+    machine = Machine()
+    assert [machine.lap(), machine.lap()] == [0.5, 0.0]
+    assert machine.laps == [0.5, 0.0]
+
+
+def test_the_barrier_is_put_in_once_and_a_tree_that_differs_is_refused(tmp_path):
+    file = tmp_path / build_llama_cpp.AMX_FILE
+    file.parent.mkdir(parents=True)
+    file.write_text("    tc.rows = 8;\n" + build_llama_cpp.LOAD)
+    for _ in range(2):
+        build_llama_cpp.mend(tmp_path)
+        assert file.read_text() == "    tc.rows = 8;\n" + build_llama_cpp.BARRIER + build_llama_cpp.LOAD
+    file.write_text("nothing to load")
+    with pytest.raises(build_llama_cpp.BuildError, match="does not load its tile configuration"):
+        build_llama_cpp.mend(tmp_path)
