@@ -14,6 +14,9 @@ from kvant import LLM, SamplingParams
 DATA = Path(__file__).parent.parent / "data"
 MODELS = ("smollm2-135m", "gemma3-270m")
 
+# One thread: two test processes with two threads each would spend their time waiting for each other.
+SMALL = dict(device="cpu", threads=1, max_model_len=512, kv_cache_memory_bytes=400 << 20)
+
 pytestmark = pytest.mark.model
 
 
@@ -24,7 +27,7 @@ def items(name: str) -> list[dict]:
 @pytest.fixture(scope="module", params=MODELS)
 def exact(request):
     """(name, the model in fp32)"""
-    return request.param, LLM(request.param, dtype="float32", device="cpu", max_model_len=512, kv_cache_memory_bytes=400 << 20)
+    return request.param, LLM(request.param, dtype="float32", **SMALL)
 
 
 def prompt_ids(llm: LLM, item: dict) -> list[int]:
@@ -70,9 +73,9 @@ def along_the_path(llm: LLM, name: str) -> list[float]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_bf16_stays_close_along_the_reference_path(name):
-    llm = LLM(name, dtype="bfloat16", device="cpu", max_model_len=512, kv_cache_memory_bytes=200 << 20)
-    differences = along_the_path(llm, name)
+    differences = along_the_path(LLM(name, dtype="bfloat16", **SMALL), name)
     mean = sum(differences) / len(differences)
-    print(f"{name} bf16: mean {mean:.4f}, max {max(differences):.4f} over {len(differences)}")
-    assert mean < 0.15
-    assert sorted(differences)[int(0.99 * len(differences))] < 0.5
+    close = sum(difference < 0.15 for difference in differences) / len(differences)
+    print(f"{name} bf16: mean {mean:.4f}, max {max(differences):.4f}, within 0.15: {close:.3f} of {len(differences)}")
+    # Activations rounded to bf16, with all else exact, already move single values by 0.25 (docs/models.md).
+    assert mean < 0.06 and close > 0.93
