@@ -10,8 +10,10 @@ from kvant.config.model import CacheGroup
 from kvant.native.program import Program
 
 # Where the half-precision scales stand inside a block: random bytes there would be NaN and infinity.
-SCALES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}
+SCALES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "IQ4_NL": [0]}
+SCALES |= {"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
 BLOCK_FORMATS = tuple(SCALES)
+SUPER_FORMATS = tuple(format for format in SCALES if format.endswith("_K"))  # blocks of 256, scales are products
 PLAIN_FORMATS = ("F32", "F16", "BF16")
 
 
@@ -53,10 +55,11 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
 
 def to_int8_groups(x: np.ndarray) -> np.ndarray:
     """Activations as the integer kernels see them: 127 steps per side and 32 columns."""
-    groups = np.ascontiguousarray(x, np.float64).reshape(*x.shape[:-1], -1, 32)
+    groups = np.ascontiguousarray(x, np.float32).reshape(*x.shape[:-1], -1, 32)
     top = np.abs(groups).max(-1, keepdims=True)
-    step = np.where(top > 0, top / 127, 1)
-    return (np.rint(groups / step) * step).reshape(x.shape)
+    inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 1e-30)
+    codes = np.rint(groups * inverse).astype(np.float64)  # in fp32, so that what lies halfway goes the same way
+    return (codes * (top / np.float32(127))).reshape(x.shape)
 
 
 def softmax(x: np.ndarray) -> np.ndarray:

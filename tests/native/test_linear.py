@@ -23,9 +23,9 @@ def reference(x, weight, tiles):
 
 def check(actual, x, weight, tiles):
     expected, size = reference(x, weight, tiles)
-    # Scales that are products (Q4_K, Q6_K) are rounded to halves. Tiles round single weights to bf16 after an fp32
+    # Scales that are products (super-blocks) are rounded to halves. Tiles round single weights to bf16 after an fp32
     # multiply-add: where that falls between two neighbours, now and then the other one than fp64 would take.
-    product = weight.format in ("Q4_K", "Q6_K")
+    product = weight.format in small.SUPER_FORMATS
     tolerance = 2e-3 if tiles and product else 5e-4 if tiles or product else 2e-5
     np.testing.assert_array_less(np.abs(actual - expected), tolerance * size + 1e-6)
 
@@ -34,7 +34,7 @@ def check(actual, x, weight, tiles):
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16, 17, 33, 70])
 def test_every_format_and_row_count(library, format, rows):
     rng = np.random.default_rng(rows)
-    columns = 768 if format in ("Q4_K", "Q6_K") else 736
+    columns = 768 if format in small.SUPER_FORMATS else 736
     weight = small.random_weight(format, 80, columns, rng)
     x = rng.normal(size=(rows, columns)).astype(np.float32)
     x[0, ::5] *= 50
@@ -111,7 +111,8 @@ def test_R43_rows_of_the_embedding_equal_the_scalar_reference(library, format):
 
 def test_packed_bytes_are_the_files_own(native):
     rng = np.random.default_rng(6)
-    expected = {"Q4_0": 4.5, "Q4_1": 5, "Q5_0": 5.5, "Q8_0": 8.5, "Q4_K": 5, "Q6_K": 7, "F32": 16, "BF16": 16}
+    expected = {"Q4_0": 4.5, "Q4_1": 5, "Q5_0": 5.5, "Q5_1": 6, "Q8_0": 8.5, "IQ4_NL": 4.5, "F32": 16, "BF16": 16}
+    expected |= {"Q2_K": 4, "Q3_K": 4, "Q4_K": 5, "Q5_K": 6, "Q6_K": 7}
     for format, bits in expected.items():
         weight = small.random_weight(format, 64, 512, rng)
         (packed,) = pack(native, [weight], threads=1)
