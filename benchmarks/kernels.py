@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from kvant.kernels import gated, linear, paged_decode, paged_prefill, rms_norm, rotary
+from kvant.kernels import gated, gathered_prefill, linear, paged_decode, paged_prefill, rms_norm, rotary
 from kvant.kernels.paged_attention import Paged, Scores, paged_attention_reference
 
 BF16 = torch.bfloat16
@@ -53,9 +53,9 @@ class Line(NamedTuple):
         return self.floor / self.ours
 
 
-def timed(launches: list[Callable[[], object]], replays: int = 15) -> float:
-    """Microseconds per launch: the median over replays of one graph of all `launches`, repeated to at least 24."""
-    launches = launches * max(1, -(-24 // len(launches)))
+def timed(launches: list[Callable[[], object]], replays: int = 15, at_least: int = 24) -> float:
+    """Microseconds per launch: the median over replays of one graph of all `launches`, repeated to `at_least`."""
+    launches = launches * max(1, -(-at_least // len(launches)))
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for launch in launches[:3]:
@@ -93,7 +93,8 @@ def error(out: torch.Tensor, expected: torch.Tensor) -> float:
 def measure_ceilings() -> Ceilings:
     source = random(1 << 30)
     target = torch.empty_like(source)
-    seconds = timed([partial(target.copy_, source)], 10) * 1e-6
+    # A kernel, since a graph would hand `copy_` to the copy engine, which is slower.
+    seconds = timed([partial(torch.neg, source, out=target)], 10) * 1e-6
     a, b = random(8192, 8192), random(8192, 8192)
     product = timed([partial(torch.mm, a, b)], 10) * 1e-6
     return Ceilings(4 * source.numel() / seconds, 2 * 8192**3 / product)
@@ -229,7 +230,10 @@ DECODES = {
     "64x2k, h64": ([(1, 2048)] * 64, 32, 8, 64, None),
     "64x4k, h256, 8+4 heads": ([(1, 4096)] * 64, 8, 4, 256, None),
     "64x8k, window 1024": ([(1, 8192)] * 64, 32, 8, 128, 1024),
+    "1x4k": ([(1, 4096)], 32, 8, 128, None),
+    "1x1k": ([(1, 1024)], 32, 8, 128, None),
     "1x200": ([(1, 200)], 32, 8, 128, None),
+    "1x200, 16+8 heads": ([(1, 200)], 16, 8, 128, None),
 }
 
 
@@ -242,9 +246,8 @@ def decode_lines(top: Ceilings) -> Iterator[Line]:
         cases = [case] + [
             case._replace(keys=case.keys.clone(), values=case.values.clone()) for _ in range(min(4, copies(moved)) - 1)
         ]
-        cut = paged_decode.choose_cut(kv_heads, size, torch.cuda.get_device_properties(0).multi_processor_count)
         out = torch.full_like(case.q, float("nan"))
-        plan = paged_decode.plan(case, window, cut)
+        plan = paged_decode.plan(case, window, paged_decode.choose_cut(case))
         paged_decode.paged_decode(case, scores, plan, out)
         wrong = error(out, paged_attention_reference(case, scores))
         ours = timed([partial(paged_decode.paged_decode, c, scores, plan, out) for c in cases])
@@ -261,6 +264,7 @@ PREFILLS = {
     "1x8k": ([(8192, 8192)], 32, 8, 128, None),
     "1x16k": ([(16384, 16384)], 32, 8, 128, None),
     "16x2k": ([(2048, 2048)] * 16, 32, 8, 128, None),
+    "16x64 after 1k": ([(64, 1088)] * 16, 32, 8, 128, None),
     "2k after 14k": ([(2048, 16384)], 32, 8, 128, None),
     "1x8k, h64": ([(8192, 8192)], 32, 8, 64, None),
     "1x8k, h256": ([(8192, 8192)], 16, 4, 256, None),
@@ -273,10 +277,13 @@ def prefill_lines(top: Ceilings) -> Iterator[Line]:
         scores = Scores(size**-0.5, window)
         case = paged(lengths, heads, kv_heads, size)
         out = torch.full_like(case.q, float("nan"))
-        paged_prefill.paged_prefill(case, scores, out)
+        starts, kv_lens = case.query_start.cpu().numpy(), case.kv_lens.cpu().numpy()
+        places = gathered_prefill.places(starts, kv_lens, window, gathered_prefill.choose_tile(size).keys, case.q.device)
+        attend = partial(gathered_prefill.gathered_prefill, case, scores, places, out)
+        attend()
         wrong = prefill_error(case, scores, out)
         pairs = sum(min(p + 1, window or p + 1) for queries, keys in lengths for p in range(keys - queries, keys))
-        ours = timed([partial(paged_prefill.paged_prefill, case, scores, out)], 7)
+        ours = timed([attend], 7)
         peer = None
         if window is None and all(queries == keys for queries, keys in lengths):
             k, v = (torch.cat(parts) for parts in zip(*(contiguous(case, row) for row in range(len(lengths))), strict=True))
@@ -284,7 +291,14 @@ def prefill_lines(top: Ceilings) -> Iterator[Line]:
             k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
             with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.CUDNN_ATTENTION]):
                 peer = timed([partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)], 7)
-        yield Line(f"prefill/{name}", wrong, ours, 4 * pairs * heads * size / top.compute * 1e6, peer, "operations")
+        floor = 4 * pairs * heads * size / top.compute * 1e6
+        yield Line(f"prefill/{name}", wrong, ours, floor, peer, "operations")
+        if size == 128 and window is None:
+            out.fill_(float("nan"))
+            paged_prefill.paged_prefill(case, scores, out)
+            wrong = prefill_error(case, scores, out)
+            ours = timed([partial(paged_prefill.paged_prefill, case, scores, out)], 7)
+            yield Line(f"prefill from blocks/{name}", wrong, ours, floor, peer, "operations")
 
 
 def prefill_error(case: Paged, scores: Scores, out: torch.Tensor) -> float:
@@ -304,7 +318,61 @@ def prefill_error(case: Paged, scores: Scores, out: torch.Tensor) -> float:
     return worst
 
 
+# --- a whole step -------------------------------------------------------------------------------------------------------
+
+
+class Stack(NamedTuple):
+    """The shape of a model, without embedding and head."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+
+
+STACKS = {"llama-3-8b": Stack(32, 4096, 14336, 32, 8), "qwen3-0.6b": Stack(28, 1024, 3072, 16, 8)}
+
+
+def step_lines(top: Ceilings) -> Iterator[Line]:
+    """All layers of one decode step, as the engine would launch them: nine launches a layer."""
+    for name, stack in STACKS.items():
+        for rows in (1, 8, 64):
+            case = paged([(1, 200)] * rows, stack.heads, stack.kv_heads, 128)
+            widths = ((stack.heads + 2 * stack.kv_heads) * 128, stack.hidden, 2 * stack.intermediate, stack.hidden)
+            sizes = (stack.hidden, stack.heads * 128, stack.hidden, stack.intermediate)
+            weights = [
+                [random(outs, size) * size**-0.5 for outs, size in zip(widths, sizes, strict=True)] for _ in range(stack.layers)
+            ]
+            moved = stack.layers * 2 * sum(outs * size for outs, size in zip(widths, sizes, strict=True))
+            ours = timed([partial(one_step, stack, case, weights, linear.linear)], 10, 2)
+            peer = timed([partial(one_step, stack, case, weights, F.linear)], 10, 2)
+            yield Line(f"step/{name}/{rows}", 0.0, ours, moved / top.bandwidth * 1e6, peer, "bytes")
+            del weights
+
+
+def one_step(stack: Stack, case: Paged, weights: list[list[torch.Tensor]], multiply: Callable) -> torch.Tensor:
+    """One decode step over `case`; every layer uses the same cache. `torch` in its line means cuBLAS for the products only."""
+    rows, ones = case.q.shape[0], torch.ones(stack.hidden, device="cuda")
+    x, delta = torch.zeros(rows, stack.hidden, device="cuda"), torch.ones(rows, stack.hidden, device="cuda", dtype=BF16)
+    split = [stack.heads * 128, stack.kv_heads * 128, stack.kv_heads * 128]
+    inv_freq = torch.ones(64, device="cuda")
+    slots = torch.arange(rows, device="cuda")
+    plan = paged_decode.plan(case, None, paged_decode.choose_cut(case))
+    out = torch.empty_like(case.q)
+    for qkv, o, gate_up, down in weights:
+        x, normed = rms_norm.add_rms_norm(x, delta, ones, 1e-6, BF16)
+        q, k, v = (part.view(rows, -1, 128) for part in multiply(normed, qkv).split(split, -1))
+        q = rotary.rotary_and_store(q, k, v, slots, inv_freq, slots, case.keys, case.values)
+        paged_decode.paged_decode(case._replace(q=q), Scores(128**-0.5), plan, out)
+        delta = multiply(out.view(rows, -1), o)
+        x, normed = rms_norm.add_rms_norm(x, delta, ones, 1e-6, BF16)
+        delta = multiply(gated.gated(multiply(normed, gate_up), "silu"), down)
+    return x + delta
+
+
 SECTIONS = {
+    "step": step_lines,
     "norm": norm_lines,
     "gated": gated_lines,
     "rotary": rotary_lines,

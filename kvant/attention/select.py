@@ -4,13 +4,20 @@ from typing import Any
 
 from kvant.errors import ConfigError
 
-BACKENDS = ("sdpa", "reference")
+BACKENDS = ("triton", "sdpa", "reference")
 
 
-def backend(name: str, soft_capped: bool) -> Any:
-    """The class for `name`. "auto" is sdpa, except for soft-capped scores, which torch's kernels do not know."""
+def backend(name: str, soft_capped: bool, device: str = "cpu") -> Any:
+    """The class for `name`. "auto" is triton on a GPU; on a CPU sdpa, except for soft-capped scores, which torch's kernels
+    do not know."""
     if name == "auto":
-        name = "reference" if soft_capped else "sdpa"
+        name = "triton" if device == "cuda" else "reference" if soft_capped else "sdpa"
+    if name == "triton":
+        if device != "cuda":
+            raise ConfigError(f"attention backend 'triton' needs a GPU and this is {device!r}; use 'sdpa' or 'reference'")
+        from kvant.attention.triton import TritonAttention
+
+        return TritonAttention
     if name == "reference":
         from kvant.attention.reference import ReferenceAttention
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvant.errors import UnsupportedError
-from kvant.kernels.language import cdiv, on_gpu, tl, triton
+from kvant.kernels.language import begins_early, cdiv, let_next_begin, on_gpu, tl, triton, wait_for_inputs
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
@@ -22,7 +22,17 @@ def gated_reference(gate_up: Tensor, activation: str) -> Tensor:
 
 
 @triton.jit
-def _gated_kernel(gate_up, out, stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
+def _gated_kernel(
+    gate_up,
+    out,
+    stride,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    let_next_begin(EARLY)
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < SIZE
@@ -45,7 +55,18 @@ def gated_triton(gate_up: Tensor, activation: str) -> Tensor:
     block = 1024  # 8 values, 16 bytes, per thread and load
     if rows:
         grid = (rows, cdiv(size, block))
-        _gated_kernel[grid](gate_up, out, gate_up.stride(0), SIZE=size, BLOCK=block, ACTIVATION=activation, num_warps=4)
+        early = begins_early(gate_up.device)
+        _gated_kernel[grid](
+            gate_up,
+            out,
+            gate_up.stride(0),
+            SIZE=size,
+            BLOCK=block,
+            ACTIVATION=activation,
+            EARLY=early,
+            launch_pdl=early,
+            num_warps=4,
+        )
     return out
 
 

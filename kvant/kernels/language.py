@@ -7,8 +7,10 @@ With `TRITON_INTERPRET=1` Triton runs kernels on the CPU, slowly, for tests. Its
 bf16 products wrongly, without a word, so kernels raise operands to fp32 first when `INTERPRETED` is true.
 """
 
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kvant.errors import UnsupportedError
@@ -45,6 +47,21 @@ else:
     INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
+@triton.jit
+def wait_for_inputs(EARLY: tl.constexpr):
+    """Before the first read of what the kernel before this one wrote. A kernel that may begin early (`begins_early`) calls
+    this in every program, whatever else it does: the kernel after it may rely on everything before it being finished."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def let_next_begin(EARLY: tl.constexpr):
+    """The next kernel may take its place on the multiprocessors, and read its weights, from here on."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
 def on_gpu(x: Tensor) -> bool:
     """Whether kernels run where `x` lies. A GPU without Triton is refused: its user would get the slow path unasked."""
     if x.is_cuda and not PRESENT:
@@ -60,3 +77,15 @@ def power_of_two(n: int) -> int:
 def cdiv(a: int, b: int) -> int:
     """a / b, rounded up."""
     return -(-a // b)
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; a few where the interpreter plays one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+@cache
+def begins_early(device: torch.device) -> bool:
+    """Whether kernels are launched while the one before still runs (programmatic dependent launch, from Hopper on)."""
+    return device.type == "cuda" and not INTERPRETED and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -25,7 +25,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvant.kernels.language import INTERPRETED, cdiv, on_gpu, power_of_two, tl, triton
+from kvant.kernels.language import (
+    INTERPRETED,
+    begins_early,
+    cdiv,
+    let_next_begin,
+    on_gpu,
+    power_of_two,
+    processors,
+    tl,
+    triton,
+    wait_for_inputs,
+)
 
 MAX_ROWS = 64  # from here on cuBLAS
 
@@ -43,7 +54,9 @@ def _vector_kernel(
     SIZE: tl.constexpr,  # K
     ROWS: tl.constexpr,  # of W, per program
     COLUMNS: tl.constexpr,  # of W, per pass
+    EARLY: tl.constexpr,
 ):
+    let_next_begin(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     inside = row < num_outs
@@ -55,6 +68,8 @@ def _vector_kernel(
         if first + COLUMNS > SIZE:
             mask = mask & (place < SIZE)[None, :]
         w = tl.load(start + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+        if first == 0:
+            wait_for_inputs(EARLY)  # the first weights are on their way while the kernel before finishes
         values = tl.load(x + place, mask=place < SIZE, other=0.0, eviction_policy="evict_last")
         total += w.to(tl.float32) * values.to(tl.float32)[None, :]
     tl.store(out + row, tl.sum(total, axis=1).to(out.dtype.element_ty), mask=inside)
@@ -77,7 +92,10 @@ def _skinny_kernel(
     STEP: tl.constexpr,  # of K
     PARTS: tl.constexpr,
     UPCAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    let_next_begin(EARLY)
+    wait_for_inputs(EARLY)
     tile, part = tl.program_id(0), tl.program_id(1)
     outs = tile * TILE + tl.arange(0, TILE)
     rows = tl.arange(0, ROWS)
@@ -126,22 +144,26 @@ class Shape(NamedTuple):
 
 
 def skinny_shape(rows: int, outs: int, size: int, processors: int) -> Shape:
-    """Chosen by sweeps on an H200 (docs/kernels.md)."""
-    tile, step = 64, 128
-    tiles = cdiv(outs, tile)
-    parts = max(1, min(8, cdiv(2 * processors, tiles), size // (4 * step)))
-    return Shape(tile, step, parts, 4, 4)
+    """Chosen by sweeps on an H200 (docs/kernels.md): one program per multiprocessor wants long steps and few of them in
+    flight, several want short ones."""
+    tiles = cdiv(outs, 64)
+    parts = max(1, min(8, processors // tiles, size // 256))
+    crowded = tiles * parts > 2 * processors
+    if rows <= 16:
+        # 4096 x 14336, 8 rows: 30.1 us with steps of 256 and 3 stages, 31.6 with 128 and 3; cuBLAS 31.8.
+        return Shape(64, 128, parts, 4, 5) if crowded or size // parts < 1024 else Shape(64, 256, parts, 4, 3)
+    return Shape(64, 128, parts, 4, 3 if crowded else 5)
 
 
-def vector_shape(outs: int, size: int) -> tuple[int, int, int]:
-    """Rows of W per program, columns per pass, warps."""
-    columns = min(power_of_two(size), 4096)
-    return max(1, 16384 // columns), columns, 8
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+def vector_shape(size: int) -> tuple[int, int, int]:
+    """Rows of W per program, columns per pass, warps. Chosen by sweeps on an H200 (docs/kernels.md)."""
+    if size > 8192:
+        return 2, 2048, 4  # K = 14,336: 26.7 us, against 27.8 with 4 rows, 4,096 columns and 8 warps
+    if size <= 1024:
+        return 4, power_of_two(size), 4  # K = 1,024: 4.2 us, against 4.4 to 4.9
+    if size % 2048:
+        return 2, min(power_of_two(size), 4096), 4  # K = 3,072: 2.5 us, against 2.8 to 3.1
+    return 4, 2048, 8  # K = 4,096: 8.1 us for 4,096 outs, against 8.6 to 9.3
 
 
 @cache
@@ -154,9 +176,12 @@ def vector_triton(x: Tensor, weight: Tensor, shape: tuple[int, int, int] | None 
     """`x` [1, K] -> [1, N]."""
     outs, size = weight.shape
     out = torch.empty((1, outs), dtype=x.dtype, device=x.device)
-    rows, columns, warps = shape or vector_shape(outs, size)
+    rows, columns, warps = shape or vector_shape(size)
     grid = (cdiv(outs, rows),)
-    _vector_kernel[grid](x, weight, out, outs, SIZE=size, ROWS=rows, COLUMNS=columns, num_warps=warps)
+    early = begins_early(x.device)
+    _vector_kernel[grid](
+        x, weight, out, outs, SIZE=size, ROWS=rows, COLUMNS=columns, EARLY=early, launch_pdl=early, num_warps=warps
+    )
     return out
 
 
@@ -164,7 +189,7 @@ def skinny_triton(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Tens
     """`x` [M, K], M <= 64 -> [M, N]."""
     rows, size = x.shape
     outs = weight.shape[0]
-    shape = shape or skinny_shape(rows, outs, size, _processors(x.device))
+    shape = shape or skinny_shape(rows, outs, size, processors(x.device))
     padded = max(16, power_of_two(rows))
     tiles = cdiv(outs, shape.tile)
     out = torch.empty((rows, outs), dtype=x.dtype, device=x.device)
@@ -187,6 +212,8 @@ def skinny_triton(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Tens
         STEP=shape.step,
         PARTS=shape.parts,
         UPCAST=INTERPRETED,
+        EARLY=begins_early(x.device),
+        launch_pdl=begins_early(x.device),
         num_warps=shape.warps,
         num_stages=shape.stages,
     )
@@ -194,8 +221,10 @@ def skinny_triton(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Tens
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """`x` [T, K], `weight` [N, K] -> [T, N] in x's dtype; sums are fp32 and rounded once."""
+    """`x` [T, K], `weight` [N, K], contiguous -> [T, N] in x's dtype; sums are fp32 and rounded once."""
     rows = x.shape[0]
-    if not on_gpu(x) or rows > MAX_ROWS or rows == 0:
+    # fp32 products are for checking, and too wide for these tiles.
+    if not on_gpu(x) or not 0 < rows <= MAX_ROWS or x.element_size() > 2:
         return linear_reference(x, weight)
+    x = x if x.stride(-1) == 1 else x.contiguous()
     return vector_triton(x, weight) if rows == 1 else skinny_triton(x, weight)

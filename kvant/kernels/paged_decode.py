@@ -20,7 +20,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvant.kernels.language import INTERPRETED, cdiv, power_of_two, tl, triton
+from kvant.kernels.language import (
+    INTERPRETED,
+    begins_early,
+    let_next_begin,
+    power_of_two,
+    processors,
+    tl,
+    triton,
+    wait_for_inputs,
+)
 from kvant.kernels.paged_attention import Paged, Scores, absorbed, product, scored, slots_of
 
 
@@ -87,32 +96,36 @@ def _merge(
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    MEMBERS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
     """Adds one sequence's shares of one key head in the order of the parts, AT_ONCE at a time."""
+    member = tl.arange(0, MEMBERS)
     column = tl.arange(0, COLUMNS)
     stride = num_heads * GROUP * (SIZE + 2)
-    for member in range(GROUP):
-        start = shares + (head * GROUP + member) * (SIZE + 2)
-        best = -1e30
-        weight_sum = 0.0
-        total = tl.zeros([COLUMNS], tl.float32)
-        for part in range(first_part, last_part + 1, AT_ONCE):
-            number = part + tl.arange(0, AT_ONCE)
-            there = number <= last_part
-            share = start + (2 * number + ((number == first_part) & begins_inside).to(tl.int32)) * stride
-            seen = tl.load(share + SIZE, mask=there, other=-1e30, cache_modifier=".cg")
-            sums = tl.load(share + SIZE + 1, mask=there, other=0.0, cache_modifier=".cg")
-            mask = there[:, None] & (column < SIZE)[None, :]
-            values = tl.load(share[:, None] + column[None, :], mask=mask, other=0.0, cache_modifier=".cg")
-            new_best = tl.maximum(best, tl.max(seen, axis=0))
-            decay = tl.exp2(best - new_best)
-            weight = tl.exp2(seen - new_best)
-            weight_sum = weight_sum * decay + tl.sum(weight * sums, axis=0)
-            total = total * decay + tl.sum(values * weight[:, None], axis=0)
-            best = new_best
-        target = out + (head * GROUP + member) * SIZE + column
-        tl.store(target, (total / weight_sum).to(out.dtype.element_ty), mask=column < SIZE)
+    start = shares + (head * GROUP + member) * (SIZE + 2)
+    in_group = (member < GROUP)[None, :]
+    best = tl.full([MEMBERS], -1e30, tl.float32)
+    weight_sum = tl.zeros([MEMBERS], tl.float32)
+    total = tl.zeros([MEMBERS, COLUMNS], tl.float32)
+    for part in range(first_part, last_part + 1, AT_ONCE):
+        number = part + tl.arange(0, AT_ONCE)
+        mask = (number <= last_part)[:, None] & in_group
+        number = 2 * number + ((number == first_part) & begins_inside).to(tl.int32)
+        share = start[None, :] + number[:, None] * stride  # [parts, heads of the group]
+        seen = tl.load(share + SIZE, mask=mask, other=-1e30, cache_modifier=".cg")
+        sums = tl.load(share + SIZE + 1, mask=mask, other=0.0, cache_modifier=".cg")
+        inside = mask[:, :, None] & (column < SIZE)[None, None, :]
+        values = tl.load(share[:, :, None] + column[None, None, :], mask=inside, other=0.0, cache_modifier=".cg")
+        new_best = tl.maximum(best, tl.max(seen, axis=0))
+        decay = tl.exp2(best - new_best)
+        weight = tl.exp2(seen - new_best[None, :])
+        weight_sum = weight_sum * decay + tl.sum(weight * sums, axis=0)
+        total = total * decay[:, None] + tl.sum(values * weight[:, :, None], axis=0)
+        best = new_best
+    target = out + (head * GROUP + member)[:, None] * SIZE + column[None, :]
+    mask = (member < GROUP)[:, None] & (column < SIZE)[None, :]
+    tl.store(target, (total / weight_sum[:, None]).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -134,6 +147,7 @@ def _decode_kernel(
     cache_stride,
     GROUP: tl.constexpr,  # query heads per key head
     ROWS: tl.constexpr,  # GROUP, padded to at least 16
+    MEMBERS: tl.constexpr,  # GROUP, up to a power of two
     SIZE: tl.constexpr,  # H
     COLUMNS: tl.constexpr,  # H, up to a power of two
     SEQUENCES: tl.constexpr,  # S, up to a power of two
@@ -144,8 +158,11 @@ def _decode_kernel(
     CAPPED: tl.constexpr,
     UPCAST: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program: one part of the tiles, one key head."""
+    let_next_begin(EARLY)
+    wait_for_inputs(EARLY)
     part, head = tl.program_id(0), tl.program_id(1)
     num_heads = tl.num_programs(1)
     sequence = tl.arange(0, SEQUENCES)
@@ -207,17 +224,43 @@ def _decode_kernel(
                     tl.store(counter, 0)
                     begins_inside = begin > first_part * part_size
                     target = out + row * num_heads * GROUP * SIZE
-                    _merge(shares, target, first_part, last_part, begins_inside, head, num_heads, GROUP, SIZE, COLUMNS, AT_ONCE)
+                    _merge(
+                        shares,
+                        target,
+                        first_part,
+                        last_part,
+                        begins_inside,
+                        head,
+                        num_heads,
+                        GROUP,
+                        SIZE,
+                        COLUMNS,
+                        MEMBERS,
+                        AT_ONCE,
+                    )
 
 
-def choose_cut(kv_heads: int, size: int, processors: int) -> Cut:
+FEW = 4  # sequences up to which a step is short of work
+
+
+def choose_cut(paged: Paged) -> Cut:
     """Chosen by sweeps on an H200 (docs/kernels.md)."""
-    tile = 64 if size <= 128 else 32
-    return Cut(parts=max(1, 3 * processors // kv_heads), least=2, tile=tile, warps=4, stages=3)
+    kv_heads, size = paged.keys.shape[1:]
+    per_head = processors(paged.q.device) / kv_heads  # parts that give every multiprocessor one
+    if size > 128:
+        return Cut(max(1, int(2 * per_head)), 2, 64, 4, 3)
+    if paged.kv_lens.shape[0] <= FEW:
+        return Cut(max(1, int(per_head)), 1, 128, 4, 5)  # 1 x 32k: 42 us; three small parts per multiprocessor: 48
+    if size <= 64:
+        return Cut(max(1, int(2 * per_head)), 2, 128, 4, 5)  # 64 x 2k: 70 us; tiles of 64: 74
+    return Cut(max(1, int(3 * per_head)), 2, 32, 4, 5)  # 64 x 8k: 484 us; tiles of 64: 490
 
 
 def plan(paged: Paged, window: int | None, cut: Cut) -> DecodePlan:
-    """Where every part begins, for one step. Reads `query_start` and `kv_lens` on the device; waits for nothing."""
+    """Where every part begins, for one step and all layers that share lengths and window.
+
+    Reads `query_start` and `kv_lens` on the device, and waits for nothing; a decoding sequence has at least one key.
+    """
     sequences = paged.kv_lens.shape[0]
     heads, size = paged.q.shape[1:]
     kv_heads = paged.keys.shape[1]
@@ -266,6 +309,7 @@ def paged_decode(paged: Paged, scores: Scores, plan: DecodePlan, out: Tensor) ->
         paged.keys.stride(0),
         GROUP=heads // kv_heads,
         ROWS=max(16, power_of_two(heads // kv_heads)),
+        MEMBERS=power_of_two(heads // kv_heads),
         SIZE=size,
         COLUMNS=columns,
         SEQUENCES=power_of_two(sequences),
@@ -275,12 +319,9 @@ def paged_decode(paged: Paged, scores: Scores, plan: DecodePlan, out: Tensor) ->
         WINDOW=scores.window or 0,
         CAPPED=scores.soft_cap is not None,
         UPCAST=INTERPRETED,
-        AT_ONCE=min(power_of_two(cut.parts), max(4, 4096 // columns)),
+        AT_ONCE=min(power_of_two(cut.parts), max(2, 4096 // (columns * power_of_two(heads // kv_heads)))),
+        EARLY=begins_early(paged.q.device),
+        launch_pdl=begins_early(paged.q.device),
         num_warps=cut.warps,
         num_stages=cut.stages,
     )
-
-
-def least_tiles(kv_len: int, window: int | None, tile: int) -> int:
-    """Tiles of one sequence; what `_plan_kernel` counts."""
-    return cdiv(kv_len, tile) - (max(0, kv_len - window) // tile if window else 0)

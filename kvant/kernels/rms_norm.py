@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvant.kernels.language import cdiv, on_gpu, power_of_two, tl, triton
+from kvant.kernels.language import begins_early, cdiv, let_next_begin, on_gpu, power_of_two, tl, triton, wait_for_inputs
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -56,22 +56,25 @@ def _rms_norm_kernel(
     ROWS: tl.constexpr,  # rows of one program
     ADD: tl.constexpr,
     SANDWICH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    let_next_begin(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     inside = (row < num_rows)[:, None] & (column < SIZE)[None, :]
     token = (row // num_heads).to(tl.int64)
     source = token[:, None] * stride_token + (row % num_heads)[:, None] * stride_head + column[None, :]
     target = row.to(tl.int64)[:, None] * SIZE + column[None, :]
+    scale = tl.load(weight + column, mask=column < SIZE, other=0.0)
+    wait_for_inputs(EARLY)
     values = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         added = tl.load(delta + target, mask=inside, other=0.0).to(tl.float32)
         if SANDWICH:
-            scale = tl.load(inner + column, mask=column < SIZE, other=0.0)
-            added = _normalise(added, SIZE, eps) * scale[None, :]
+            inner_scale = tl.load(inner + column, mask=column < SIZE, other=0.0)
+            added = _normalise(added, SIZE, eps) * inner_scale[None, :]
         values += added
         tl.store(summed + target, values, mask=inside)
-    scale = tl.load(weight + column, mask=column < SIZE, other=0.0)
     result = _normalise(values, SIZE, eps) * scale[None, :]
     tl.store(out + target, result.to(out.dtype.element_ty), mask=inside)
 
@@ -119,6 +122,8 @@ def _launch(x: Tensor, delta: Any, weight: Tensor, inner: Any, summed: Any, out:
         ROWS=rows,
         ADD=delta is not None,
         SANDWICH=inner is not None,
+        EARLY=begins_early(x.device),
+        launch_pdl=begins_early(x.device),
         num_warps=warps,
     )
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvant.kernels.language import cdiv, on_gpu, power_of_two, tl, triton
+from kvant.kernels.language import begins_early, cdiv, let_next_begin, on_gpu, power_of_two, tl, triton, wait_for_inputs
 from kvant.kernels.rms_norm import rms_norm_reference
 
 
@@ -114,8 +114,11 @@ def _rotary_and_store_kernel(
     GROUP: tl.constexpr,  # query heads per key head
     TOKENS: tl.constexpr,  # of one program
     NORM: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program: TOKENS tokens, one key head, the query heads that share it."""
+    let_next_begin(EARLY)
+    wait_for_inputs(EARLY)
     head = tl.program_id(1)
     pair = tl.arange(0, PAIRS)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -183,6 +186,8 @@ def rotary_and_store_triton(
         GROUP=heads // kv_heads,
         TOKENS=per_program,
         NORM=norms is not None,
+        EARLY=begins_early(q.device),
+        launch_pdl=begins_early(q.device),
         num_warps=1 if per_program == 1 else 4,
     )
     return out

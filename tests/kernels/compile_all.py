@@ -1,6 +1,6 @@
 """Compiles every kernel for a GPU that need not be there, as the engine launches it for Llama-3-8B shapes.
 
-    python -m tests.kernels.compile_all 90      prints one JSON line per kernel: name, shared bytes, registers it spills
+    python -m tests.kernels.compile_all 90      one JSON line per kernel: name, bytes of shared memory, wgmma or not
 
 A program of its own: Triton decides once per process whether kernels are compiled or interpreted.
 """
@@ -12,9 +12,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvant.kernels import gated, linear, paged_decode, paged_prefill, rms_norm, rotary
+from kvant.kernels import gated, gathered_prefill, linear, paged_decode, paged_prefill, rms_norm, rotary
 
 B, F, I, L, NUMBER = "*bf16", "*fp32", "*i32", "*i64", "i32"  # noqa: E741
+TILE = "tensordesc<bf16[64, 128]>"
 ATTENTION = dict(q=B, keys=B, values=B, out=B, block_table=I, query_start=I, kv_lens=I)
 SCORES = dict(num_sequences=NUMBER, scale="fp32", cap="fp32", table_stride=NUMBER, cache_stride=NUMBER)
 HEADS = dict(GROUP=4, SIZE=128, COLUMNS=128, SEQUENCES=64, BLOCK_SIZE=16, WINDOW=0, CAPPED=False, UPCAST=False)
@@ -61,7 +62,7 @@ CASES = [
     (
         paged_decode._decode_kernel,
         ATTENTION | dict(ends=I, arrived=I, shares=F) | SCORES,
-        HEADS | dict(ROWS=16, TILE=64, LEAST=2, AT_ONCE=32),
+        HEADS | dict(ROWS=16, MEMBERS=4, TILE=64, LEAST=2, AT_ONCE=8),
         dict(num_warps=4, num_stages=3),
     ),
     (
@@ -70,10 +71,26 @@ CASES = [
         HEADS | dict(QUERIES=32, ROWS=128, KEYS=128),
         dict(num_warps=8, num_stages=2),
     ),
+    (
+        gathered_prefill._gather_kernel,
+        dict(keys=B, values=B, gathered_keys=B, gathered_values=B, block_table=I, kv_lens=I, keys_start=I, first_key=I)
+        | dict(num_sequences=NUMBER, table_stride=NUMBER),
+        dict(WIDTH=1024, COLUMNS=1024, ROWS=16, SEQUENCES=64, BLOCK_SIZE=16),
+        dict(num_warps=8),
+    ),
+    (
+        gathered_prefill._attend_kernel,
+        dict(q=B, keys=TILE, values=TILE, out=B, query_start=I, kv_lens=I, keys_start=I, first_key=I)
+        | dict(num_sequences=NUMBER, factor="fp32", cap="fp32"),
+        dict(GROUP=4, QUERIES=16, ROWS=64, SIZE=128, SEQUENCES=64, KEYS=64, WINDOW=512, CAPPED=False, UPCAST=False),
+        dict(num_warps=4, num_stages=3),
+    ),
 ]
 
 
 def compiled(kernel, arguments: dict, constants: dict, options: dict, capability: int) -> dict:
+    if "EARLY" in kernel.arg_names:
+        constants = constants | {"EARLY": capability >= 90}
     kinds = arguments | dict.fromkeys(constants, "constexpr")
     signature = {name: kinds[name] for name in kernel.arg_names}
     # What the launcher finds out by looking: pointers and strides are multiples of 16, so loads may be 16 bytes wide.

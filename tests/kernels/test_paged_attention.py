@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvant.kernels import paged_decode, paged_prefill
+from kvant.kernels import gathered_prefill, paged_decode, paged_prefill
 from kvant.kernels.paged_attention import Paged, Scores, paged_attention_reference
 from tests.kernels.compare import DTYPES, assert_close
 from tests.kernels.paged import paged
@@ -27,6 +27,23 @@ def test_mixed_batch(dtype, scores):
     """A first chunk, decode rows of very different lengths, a chunk after a cached prefix, one over a whole block."""
     case = paged([(1, 50), (5, 5), (1, 1), (3, 40), (1, 17), (16, 32)], dtype=dtype)
     assert_close(run(case, scores), paged_attention_reference(case, scores), slack=2)
+
+
+@pytest.mark.parametrize("scores", RULES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_gathered(dtype, scores, kv_heads):
+    """Chunks of every kind among decode rows, which it leaves alone."""
+    case = paged([(1, 20), (5, 5), (3, 60), (1, 1), (17, 33)], kv_heads=kv_heads, dtype=dtype)
+    tile = gathered_prefill.Tile(rows=16, keys=16, warps=4, stages=2)
+    places = gathered_prefill.places(
+        case.query_start.cpu().numpy(), case.kv_lens.cpu().numpy(), scores.window, tile.keys, case.q.device
+    )
+    out = torch.full_like(case.q, float("nan"))
+    gathered_prefill.gathered_prefill(case, scores, places, out, tile)
+    several = case.query_start.diff().repeat_interleave(case.query_start.diff()) > 1
+    assert_close(out[several], paged_attention_reference(case, scores)[several], slack=2)
+    assert out[~several].isnan().all()
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(3, 1, 20), (6, 2, 8), (1, 1, 64)])
