@@ -3,11 +3,17 @@
 from dataclasses import dataclass
 
 from kvant.config.option import option
+from kvant.config.values import INT64, real, shown, truth, whole
 from kvant.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 DEFAULT_MODEL = "smollm2-135m"
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+# Far beyond what is of use; what lies above is a slip, and would end in a crash of the system's instead of a message.
+MAX_SEQS = 8192
+MAX_STEP_TOKENS = 1 << 20
+MAX_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,25 +36,31 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("device", self.device, DEVICES)
-        _at_least("max_model_len", self.max_model_len, 1)
-        _at_least("max_num_seqs", self.max_num_seqs, 1)
-        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        _at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
-        _at_least("threads", self.threads, 1)
-        if self.block_size not in (8, 16, 32, 64, 128):
-            raise ConfigError(f"block_size must be 8, 16, 32, 64 or 128, not {self.block_size!r}", param="block_size")
-        if not 0 < self.gpu_memory_utilization <= 1:
+        for name, low, high in (
+            ("max_model_len", 1, 2**31 - 1),
+            ("max_num_batched_tokens", 1, MAX_STEP_TOKENS),
+            ("kv_cache_memory_bytes", 1, INT64[1]),
+            ("seed", *INT64),
+            ("threads", 1, MAX_THREADS),
+        ):
+            if getattr(self, name) is not None:
+                self._keep_whole(name, low, high)
+        self._keep_whole("max_num_seqs", 1, MAX_SEQS)
+        self._keep_whole("block_size", *INT64)
+        if self.block_size not in BLOCK_SIZES:
+            raise ConfigError(f"block_size must be 8, 16, 32, 64 or 128, not {self.block_size}", param="block_size")
+        share = real("gpu_memory_utilization", self.gpu_memory_utilization, *INT64, ConfigError)
+        if not 0 < share <= 1:
             raise ConfigError(
-                f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization!r}",
-                param="gpu_memory_utilization",
+                f"gpu_memory_utilization must be above 0 and at most 1, not {share:g}", param="gpu_memory_utilization"
             )
+        object.__setattr__(self, "gpu_memory_utilization", share)
+        truth("enable_prefix_caching", self.enable_prefix_caching, ConfigError)
+
+    def _keep_whole(self, name: str, low: int, high: int) -> None:
+        object.__setattr__(self, name, whole(name, getattr(self, name), low, high, ConfigError))
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}", param=name)
-
-
-def _at_least(name: str, value: int | None, low: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
-        raise ConfigError(f"{name} must be a whole number of at least {low}, not {value!r}", param=name)
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {shown(value)}", param=name)

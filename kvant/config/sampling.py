@@ -4,11 +4,12 @@ The names are the ones vLLM and OpenAI users already know. A value that cannot b
 request meets anybody else's, with the name of the field. `temperature=0` means greedy.
 """
 
-import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kvant.config.option import option
+from kvant.config.values import INT64, real, shown, truth, whole
 from kvant.errors import RequestError
 
 MAX_CHOICES = 128  # n
@@ -44,10 +45,7 @@ class SamplingParams:
     detokenize: bool = option(True, "produce text at all")
 
     def __post_init__(self) -> None:
-        # Lists and single strings are what people write; tuples are what can be shared safely.
-        stop: Any = self.stop
-        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        # Lists, single strings and numpy's numbers are what people write; tuples and plain numbers can be shared safely.
         self._check_numbers()
         self._check_stops()
 
@@ -69,60 +67,67 @@ class SamplingParams:
         return replace(self, **changes)
 
     def _check_numbers(self) -> None:
-        _integer("n", self.n, 1, MAX_CHOICES)
-        _number("temperature", self.temperature, 0, 100)
-        _number("top_p", self.top_p, 0, 1)
+        self._keep_whole("n", 1, MAX_CHOICES)
+        self._keep_real("temperature", 0, 100)
+        self._keep_real("top_p", 0, 1)
         if self.top_p == 0:
             # A zero mass still keeps the most probable token, as everywhere in this field: it means greedy.
-            object.__setattr__(self, "top_k", 1)
-        _integer("top_k", self.top_k, -1, 2**31 - 1)
-        _number("min_p", self.min_p, 0, 1)
-        _number("presence_penalty", self.presence_penalty, -2, 2)
-        _number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _number("repetition_penalty", self.repetition_penalty, 0.01, 100)
-        if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), 2**63 - 1)
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+            self._keep("top_k", 1)
+        self._keep_whole("top_k", -1, 2**31 - 1)
+        self._keep_real("min_p", 0, 1)
+        self._keep_real("presence_penalty", -2, 2)
+        self._keep_real("frequency_penalty", -2, 2)
+        self._keep_real("repetition_penalty", 0.01, 100)
+        self._keep_whole("min_tokens", 0, 2**31 - 1)
+        for name, low, high in (
+            ("seed", *INT64),
+            ("max_tokens", 1, 2**31 - 1),
+            ("logprobs", 0, MAX_LOGPROBS),
+            ("prompt_logprobs", 0, MAX_LOGPROBS),
+        ):
+            if getattr(self, name) is not None:
+                self._keep_whole(name, low, high)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens}); lower one of them",
                 param="min_tokens",
             )
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None:
-                _integer(name, value, 0, MAX_LOGPROBS)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize"):
-            if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} must be true or false, not {getattr(self, name)!r}", param=name)
+            truth(name, getattr(self, name), RequestError)
 
     def _check_stops(self) -> None:
+        stop: Any = self.stop
+        self._keep("stop", (stop,) if isinstance(stop, str) else _listed("stop", stop, "strings"))
         if len(self.stop) > MAX_STOP_STRINGS:
             raise RequestError(f"at most {MAX_STOP_STRINGS} stop strings are allowed, not {len(self.stop)}", param="stop")
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise RequestError(f"stop strings must be non-empty strings, not {text!r}", param="stop")
+                raise RequestError(f"stop strings must be non-empty strings, not {shown(text)}", param="stop")
             if len(text) > MAX_STOP_LENGTH:
                 raise RequestError(f"a stop string may have {MAX_STOP_LENGTH} characters, not {len(text)}", param="stop")
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise RequestError(f"the stop string {shown(text)} is not valid Unicode: half a surrogate pair", param="stop")
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True; use stop_token_ids instead", param="stop")
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        ids = _listed("stop_token_ids", self.stop_token_ids, "token ids")
+        if len(ids) > MAX_STOP_TOKEN_IDS:
             raise RequestError(f"at most {MAX_STOP_TOKEN_IDS} stop_token_ids are allowed", param="stop_token_ids")
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0, 2**31 - 1)
+        self._keep("stop_token_ids", tuple(whole("stop_token_ids", token, 0, 2**31 - 1, RequestError) for token in ids))
+
+    def _keep_whole(self, name: str, low: int, high: int) -> None:
+        self._keep(name, whole(name, getattr(self, name), low, high, RequestError))
+
+    def _keep_real(self, name: str, low: float, high: float) -> None:
+        self._keep(name, real(name, getattr(self, name), low, high, RequestError))
+
+    def _keep(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
 
-def _integer(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} must be a whole number, not {value!r}", param=name)
-    if not low <= value <= high:
-        raise RequestError(f"{name} must be between {low} and {high}, not {value}", param=name)
-
-
-def _number(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise RequestError(f"{name} must be a finite number, not {value!r}", param=name)
-    if not low <= value <= high:
-        raise RequestError(f"{name} must be between {low:g} and {high:g}, not {value:g}", param=name)
+def _listed(name: str, value: Any, what: str) -> tuple[Any, ...]:
+    """`value`, a list of any kind or None, as a tuple."""
+    if value is None:
+        return ()
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise RequestError(f"{name} must be a list of {what}, not {shown(value)}", param=name)
+    return tuple(value)
