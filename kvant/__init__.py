@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "kvant.llm",
+    "AsyncLLM": "kvant.llm",
     "SamplingParams": "kvant.config.sampling",
     "EngineConfig": "kvant.config.engine",
     "RequestOutput": "kvant.engine.outputs",
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from kvant.config.sampling import SamplingParams
     from kvant.engine.outputs import CompletionOutput, RequestOutput
     from kvant.errors import KvantError
-    from kvant.llm import LLM
+    from kvant.llm import LLM, AsyncLLM
 
 
 def __getattr__(name: str) -> Any:

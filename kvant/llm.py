@@ -1,24 +1,34 @@
-"""LLM: the Python door. Prompts in, texts out; everything that arrives together is computed together.
+"""LLM and AsyncLLM: the Python doors. Prompts in, texts out; everything that arrives together is computed together.
 
-llm = LLM("smollm2-135m")
+llm = LLM("smollm2-135m")                                       computes in this process, while it is called
 llm.generate(["The capital of France is"], SamplingParams(temperature=0))
 llm.chat([{"role": "user", "content": "Hello"}])
 for event in llm.stream("Once upon a time"): print(event.text, end="")
+
+async with AsyncLLM("smollm2-135m") as llm:                     computes in a process of its own, for any number of tasks
+    async for output in llm.generate("The capital of France is"): ...
+    async for output in llm.chat([{"role": "user", "content": "Hello"}]): ...
+    async for event in llm.stream("Once upon a time"): print(event.text, end="")
 """
 
+import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from kvant.config.engine import DEFAULT_MODEL, EngineConfig
 from kvant.config.sampling import SamplingParams
-from kvant.engine.outputs import RequestOutput, RequestText, StreamEvent
+from kvant.engine.async_engine import AsyncEngine
+from kvant.engine.outputs import RequestOutput, RequestText, StreamEvent, joined
 from kvant.errors import ConfigError, GenerationError, RequestError
+from kvant.tokenizer.tokenizer import Tokenizer
 from kvant.types import Request, StepInput
 
 Prompt = str | Sequence[int] | dict[str, Any]
 Messages = Sequence[dict[str, Any]]
+Encoded = tuple[str | None, list[int]]  # a prompt's text, where it has one of its own, and its ids
 
 
 class LLM:
@@ -27,11 +37,7 @@ class LLM:
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any):
         from kvant.engine.create import create
 
-        try:
-            self.config = EngineConfig(model=str(model), **options)
-        except TypeError as error:
-            raise ConfigError(f"unknown option: {error}; see EngineConfig for the options") from None
-        created = create(self.config)
+        created = create(_config(model, options))
         self.config = created.config
         self.engine = created.engine
         self.tokenizer = created.tokenizer
@@ -51,7 +57,7 @@ class LLM:
         others alone.
         """
         items = [prompts] if _is_single(prompts) else list(prompts)  # type: ignore[arg-type]
-        encoded = [self._encode(item) for item in items]
+        encoded = [_encode(self.tokenizer, item) for item in items]
         return self._answer(encoded, sampling_params)
 
     def chat(
@@ -62,15 +68,12 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers a conversation, or a list of them. `template` goes to the chat template (add_generation_prompt, ...)."""
         conversations = [messages] if not messages or isinstance(messages[0], dict) else list(messages)
-        encoded = [(None, self.tokenizer.encode_chat(list(conversation), **template)) for conversation in conversations]
+        encoded = [_encode_chat(self.tokenizer, conversation, **template) for conversation in conversations]
         return self._answer(encoded, sampling_params)
 
     def stream(self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None) -> Iterator[StreamEvent]:
         """The answer to one prompt or conversation, piece by piece. Closing the iterator cancels the request."""
-        if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict):
-            text, ids = None, self.tokenizer.encode_chat(list(prompt))
-        else:
-            text, ids = self._encode(prompt)  # type: ignore[arg-type]
+        text, ids = _encode_any(self.tokenizer, prompt)
         # Checked here, so that a wrong request raises at once and not at the first `next`.
         request = self.engine.request(ids, sampling_params or SamplingParams(), arrival=time.monotonic())
         return self._events(request, text)
@@ -79,7 +82,7 @@ class LLM:
         """How many prompt tokens the conversation takes."""
         return len(self.tokenizer.encode_chat(list(messages)))
 
-    def _answer(self, encoded: list[tuple[str | None, list[int]]], sampling_params: Any) -> list[RequestOutput]:
+    def _answer(self, encoded: list[Encoded], sampling_params: Any) -> list[RequestOutput]:
         params = _params_of(sampling_params, len(encoded))
         now = time.monotonic()
         requests = [self.engine.request(ids, each, arrival=now) for (_, ids), each in zip(encoded, params, strict=True)]
@@ -134,20 +137,143 @@ class LLM:
             if (events := self._streams.get(output.request_id)) is not None:
                 events.append(event)
 
-    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        if isinstance(prompt, dict):
-            known = [key for key in ("prompt", "prompt_token_ids") if key in prompt]
-            if len(known) != 1 or len(prompt) != 1:
-                raise RequestError(
-                    f"a prompt dict holds either 'prompt' or 'prompt_token_ids', not {sorted(prompt)}", param="prompt"
-                )
-            return self._encode(prompt[known[0]])
-        ids = list(prompt)
-        if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
-            raise RequestError(f"a prompt is a text or a list of token ids, not {prompt!r}", param="prompt")
-        return None, ids
+
+class AsyncLLM:
+    """A model in a process of its own, for any number of tasks of one event loop. Options as of `LLM`.
+
+    `async with` starts and ends the process; so do `start` and `close`, and the first request starts it too. Text is made
+    in the caller's process, which never loads torch. Leaving an iterator early, by `break`, `aclose` or a cancelled task,
+    aborts its request. When the process dies, every answer under way and every later call raises `GenerationError`.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **options: Any):
+        self.config = _config(model, options)  # with everything decided, once it has started
+        self._starting = asyncio.Lock()
+        self._engine: AsyncEngine | None = None
+
+    async def start(self) -> "AsyncLLM":
+        """Starts the process and waits until the model is loaded; raises what `LLM(...)` raises. Idempotent."""
+        async with self._starting:
+            if self._engine is None:
+                self._engine = await AsyncEngine.start(self.config)
+                self.config = self._engine.config
+        return self
+
+    async def close(self) -> None:
+        """Ends the process; answers under way raise `GenerationError`, as later calls do. Idempotent."""
+        if self._engine is not None:
+            await self._engine.close()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        return await self.start()
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests can be made: started, and neither closed nor dead."""
+        return self._engine is not None and self._engine.is_running
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """The engine behind it, with `tokenizer`, `default_sampling`, `reasons`, `notices`. Raises before the start."""
+        if self._engine is None:
+            raise ConfigError("this AsyncLLM has not started yet; use it in `async with`, or await its start()")
+        return self._engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.engine.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        return self.engine.admission.max_model_len
+
+    @property
+    def default_sampling(self) -> dict[str, Any]:
+        return self.engine.default_sampling
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        return self.engine.notices
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return self.engine.reasons
+
+    async def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
+        """The answer to one prompt, as it stands after each piece of news: one RequestOutput, which grows."""
+        async with aclosing(self._answer(_encode, prompt, sampling_params)) as answer:
+            async for output, _ in answer:
+                yield output
+
+    async def chat(
+        self, messages: Messages, sampling_params: SamplingParams | None = None, **template: Any
+    ) -> AsyncIterator[RequestOutput]:
+        """The same for a conversation. `template` goes to the chat template (add_generation_prompt, ...)."""
+        async with aclosing(self._answer(_encode_chat, messages, sampling_params, **template)) as answer:
+            async for output, _ in answer:
+                yield output
+
+    async def stream(
+        self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None
+    ) -> AsyncIterator[StreamEvent]:
+        """The answer piece by piece. A reader who is slower than the model gets larger pieces."""
+        async with aclosing(self._answer(_encode_any, prompt, sampling_params)) as answer:
+            async for _, events in answer:
+                for event in events:
+                    yield event
+
+    def count_tokens(self, messages: Messages) -> int:
+        """How many prompt tokens the conversation takes."""
+        return len(self.tokenizer.encode_chat(list(messages)))
+
+    async def _answer(
+        self, encode: Callable[..., Encoded], prompt: Any, sampling_params: SamplingParams | None, **template: Any
+    ) -> AsyncIterator[tuple[RequestOutput, list[StreamEvent]]]:
+        engine = (await self.start()).engine
+        # In a thread: long prompts and chat templates may take seconds, and other tasks go on meanwhile.
+        prompt_text, ids = await asyncio.to_thread(encode, engine.tokenizer, prompt, **template)
+        with engine.answer(ids, sampling_params or SamplingParams()) as answer:
+            text = RequestText(answer.request, prompt_text, engine.tokenizer, answer.request.arrival)
+            while not text.output.finished:
+                events = [text.receive(news.output, news.time) for news in await answer.take()]
+                yield text.output, joined(events)
+
+
+def _config(model: str, options: dict[str, Any]) -> EngineConfig:
+    try:
+        return EngineConfig(model=str(model), **options)
+    except TypeError as error:
+        raise ConfigError(f"unknown option: {error}; see EngineConfig for the options") from None
+
+
+def _encode_any(tokenizer: Tokenizer, prompt: Prompt | Messages) -> Encoded:
+    """A prompt or a conversation."""
+    if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict):
+        return _encode_chat(tokenizer, prompt)
+    return _encode(tokenizer, prompt)  # type: ignore[arg-type]
+
+
+def _encode_chat(tokenizer: Tokenizer, messages: Messages, **template: Any) -> Encoded:
+    return None, tokenizer.encode_chat(list(messages), **template)
+
+
+def _encode(tokenizer: Tokenizer, prompt: Prompt) -> Encoded:
+    if isinstance(prompt, str):
+        return prompt, tokenizer.encode(prompt)
+    if isinstance(prompt, dict):
+        known = [key for key in ("prompt", "prompt_token_ids") if key in prompt]
+        if len(known) != 1 or len(prompt) != 1:
+            raise RequestError(
+                f"a prompt dict holds either 'prompt' or 'prompt_token_ids', not {sorted(prompt)}", param="prompt"
+            )
+        return _encode(tokenizer, prompt[known[0]])
+    ids = list(prompt)
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+        raise RequestError(f"a prompt is a text or a list of token ids, not {prompt!r}", param="prompt")
+    return None, ids
 
 
 def _is_single(prompts: Any) -> bool:

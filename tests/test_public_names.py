@@ -7,6 +7,7 @@ from kvant import errors
 
 PUBLIC = {
     "LLM",
+    "AsyncLLM",
     "SamplingParams",
     "EngineConfig",
     "RequestOutput",

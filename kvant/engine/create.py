@@ -29,6 +29,7 @@ class Created(NamedTuple):
 
     engine: Engine
     tokenizer: Tokenizer
+    tokenizer_source: Any  # what it was made from, and can be made from again elsewhere
     config: EngineConfig  # with everything decided
     default_sampling: dict[str, Any]
     reasons: tuple[str, ...]
@@ -38,11 +39,12 @@ class Created(NamedTuple):
 def create(config: EngineConfig) -> Created:
     """Raises `ModelError` and `ConfigError` with their children, each naming the thing and the remedy."""
     opened, resolved = plan(config, detect())
-    tokenizer = Tokenizer.from_source(opened.checkpoint.tokenizer_source)
+    source = opened.checkpoint.tokenizer_source
+    tokenizer = Tokenizer.from_source(source)
     made = create_runner(resolved, opened, tokenizer.vocab_size)
     engine = _engine(resolved, opened, tokenizer, made.runner)
     notices = (*resolved.notices, *opened.notices, *made.notices)
-    return Created(engine, tokenizer, resolved.config, opened.default_sampling, resolved.reasons, notices)
+    return Created(engine, tokenizer, source, resolved.config, opened.default_sampling, resolved.reasons, notices)
 
 
 def plan(config: EngineConfig, hardware: Hardware) -> tuple[Opened, Resolved]:

@@ -6,7 +6,7 @@
 No character that is not complete and no part of a stop string leaves here. Imports no torch.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kvant.tokenizer.detokenizer import Detokenizer
@@ -87,6 +87,21 @@ class StreamEvent:
     stop_reason: int | str | None = None
     error: str | None = None
     metrics: RequestMetrics | None = None
+
+
+def joined(events: list[StreamEvent]) -> list[StreamEvent]:
+    """The same news in one event per choice, in order of their first."""
+    by_choice: dict[int, list[StreamEvent]] = {}
+    for event in events:
+        by_choice.setdefault(event.index, []).append(event)
+    return [
+        replace(
+            several[-1],
+            text="".join(event.text for event in several),
+            token_ids=tuple(token for event in several for token in event.token_ids),
+        )
+        for several in by_choice.values()
+    ]
 
 
 class RequestText:
