@@ -34,8 +34,8 @@ class SelectPlan:
     scores: list[PromptScore]
 
 
-def build(schedule: Schedule, seats: SeatTable) -> tuple[Batch, SelectPlan]:
-    """The step's arrays, in numpy. Updates the seats of the schedule's rows."""
+def build(schedule: Schedule, seats: SeatTable, vocab_size: int) -> tuple[Batch, SelectPlan]:
+    """The step's arrays, in numpy. Updates the seats of the schedule's rows. Ids below `vocab_size` can be drawn."""
     for row in schedule.rows:
         seats.update(row)
     rows = schedule.rows
@@ -60,7 +60,7 @@ def build(schedule: Schedule, seats: SeatTable) -> tuple[Batch, SelectPlan]:
     )
     plan = SelectPlan(
         drawing=drawing,
-        draw=_draw_plan(rows, drawing, seats),
+        draw=_draw_plan(rows, drawing, seats, vocab_size),
         logprobs=_logprob_rows(rows, drawing),
         scores=[score for number, row in enumerate(rows) if (score := _prompt_score(row, number, query_start)) is not None],
     )
@@ -89,7 +89,7 @@ def _group(
     return GroupBatch(slots, table, kv_lens, np.array(copies, np.int64).reshape(-1, 2) if copies else None)
 
 
-def _draw_plan(rows: tuple[Scheduled, ...], drawing: list[int], seats: SeatTable) -> DrawPlan:
+def _draw_plan(rows: tuple[Scheduled, ...], drawing: list[int], seats: SeatTable, vocab_size: int) -> DrawPlan:
     seat_of = np.array([rows[number].sequence.seat for number in drawing], np.int64)
     draw_rows, indices = [], []
     forbidden: list[tuple[int, np.ndarray]] = []
@@ -98,7 +98,7 @@ def _draw_plan(rows: tuple[Scheduled, ...], drawing: list[int], seats: SeatTable
         assert want is not None
         draw_rows += [logit_row] * want.count
         indices += range(want.first_index, want.first_index + want.count)
-        ids = _forbidden(rows[number])
+        ids = [token for token in _forbidden(rows[number]) if token < vocab_size]  # files may name ends beyond it
         if ids:
             forbidden.append((logit_row, np.array(sorted(ids), np.int64)))
     penalised = [(row, int(seat)) for row, seat in enumerate(seat_of) if seats.has_penalties[seat]]

@@ -25,7 +25,7 @@ class NativeRunner:
         self.embedding_rows = embedding_rows
 
     def prepare(self, schedule: Schedule) -> Prepared:
-        batch, plan = build(schedule, self.seats)
+        batch, plan = build(schedule, self.seats, self.vocab_size)
         for logit_row, seat in plan.draw.penalised:
             counts = self.seats.counts.get(seat)
             if counts is None:

@@ -37,7 +37,7 @@ class TorchRunner:
 
     @torch.inference_mode()
     def prepare(self, schedule: Schedule) -> Prepared:
-        staged, plan = build(schedule, self.seats)
+        staged, plan = build(schedule, self.seats, self.vocab_size)
         batch = _to_device(staged, self.device)
         self._count_tokens(schedule, plan)
         return Prepared(batch, self.attention(staged, batch, self.storage), plan)

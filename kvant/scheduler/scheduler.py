@@ -244,6 +244,11 @@ class Scheduler:
         sequence.status = Status.WAITING
         self.waiting.push_front(sequence)
 
+    def take_back(self) -> None:
+        """For a schedule that will not be committed, because its step failed: what it counted as computed never was."""
+        for sequence in reversed(self.running):  # to the front of the queue one by one: their order stays
+            self.preempt(sequence)
+
     # --- commit ---------------------------------------------------------------------------------------------------------
 
     def commit(self, schedule: Schedule, decision: Decision) -> list[Output]:

@@ -157,6 +157,14 @@ def test_R08_no_end_token_is_drawn_before_min_tokens(model):
     assert end not in answer.tokens[:10] and len(answer.tokens) >= 10
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=1.0, seed=1, max_tokens=24)])
+def test_R08_end_tokens_beyond_the_vocabulary_forbid_nothing(model, sampling):
+    engine = engine_of(model, end=(VOCABULARY, 10**6))
+    beyond = sampling.with_changes(min_tokens=5, stop_token_ids=[VOCABULARY - 1])
+    engine.runner.vocab_size = VOCABULARY - 8  # what a model's file names may lie beyond what its tokenizer knows
+    assert len(one(engine, PROMPT, beyond).tokens) == 24
+
+
 def test_R11_the_context_is_a_limit_that_may_be_reached_exactly(model):
     engine = engine_of(model, max_model_len=40)
     exact = SamplingParams(temperature=0, max_tokens=20)
@@ -256,3 +264,33 @@ def test_everything_is_freed_at_the_end(model):
     assert not engine.scheduler.running and not engine.has_work()
     assert all(usage.free == usage.total for usage in engine.scheduler.manager.usage())
     assert torch.isfinite(engine.runner.storage.keys[0][0]).all()
+
+
+@pytest.mark.parametrize("verb", ["prepare", "run", "select"])
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_step_that_fails_loses_no_request(model, verb, error):
+    """Every third step breaks off, in one of the runner's verbs: texts, choices and log-probabilities are as without."""
+    prompts = prompts_of(5, 20, 60, seed=31)
+    sampling = SamplingParams(n=2, temperature=0.8, seed=4, max_tokens=12, logprobs=1, prompt_logprobs=1, stop="7,")
+    calm = drive(engine_of(model, budget=40), prompts, sampling)
+    engine = engine_of(model, budget=40)
+    whole, calls = getattr(engine.runner, verb), []
+
+    def failing(*arguments):
+        calls.append(verb)
+        if len(calls) % 3 == 0:
+            raise error
+        return whole(*arguments)
+
+    setattr(engine.runner, verb, failing)
+    answers = drive(engine, prompts, sampling, survives=error)
+    assert len(calls) > 12
+    for key, answer in answers.items():
+        assert (answer.tokens, answer.finish, answer.stop_reason) == (
+            calm[key].tokens,
+            calm[key].finish,
+            calm[key].stop_reason,
+        )
+        assert [x.logprob for x in answer.logprobs] == pytest.approx([x.logprob for x in calm[key].logprobs], abs=1e-4)
+        if key[1] == 0:
+            assert len(answer.prompt_logprobs) == len(prompts[key[0]])

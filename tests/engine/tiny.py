@@ -97,8 +97,11 @@ def collect(answers: dict, output: Output) -> None:
     answer.stop_reason, answer.error, answer.num_cached = output.stop_reason, output.error, output.num_cached_tokens
 
 
-def drive(engine: Engine, prompts: dict[str, list[int]], sampling, between=None, arrivals=None) -> dict:
-    """Runs requests to their end. `sampling` is one for all or one per id; `between(engine, step)` acts between steps."""
+def drive(engine: Engine, prompts: dict[str, list[int]], sampling, between=None, arrivals=None, survives=()) -> dict:
+    """Runs requests to their end. `sampling` is one for all or one per id; `between(engine, step)` acts between steps.
+
+    Steps may raise what `survives` names: the next one is tried all the same.
+    """
     waiting = [(arrivals or {}).get(name, 0) for name in prompts]
     pending = sorted(zip(waiting, prompts, strict=True))
     answers: dict = {}
@@ -108,7 +111,12 @@ def drive(engine: Engine, prompts: dict[str, list[int]], sampling, between=None,
             name = pending.pop(0)[1]
             params = sampling[name] if isinstance(sampling, dict) else sampling
             engine.add(engine.request(prompts[name], params, request_id=name))
-        for output in engine.step(StepInput(messages=engine.inbox.receive())):
+        try:
+            outputs = engine.step(StepInput(messages=engine.inbox.receive()))
+        except survives:
+            engine.scheduler.check()
+            outputs = []
+        for output in outputs:
             collect(answers, output)
         if between is not None:
             between(engine, step)
