@@ -44,7 +44,8 @@ SOURCE = np.dtype(
     align=True,
 )
 
-FORMATS = {name: number for number, name in enumerate(("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K"))}
+_FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K", "Q5_1", "Q5_K", "Q2_K", "Q3_K", "IQ4_NL")
+FORMATS = {name: number for number, name in enumerate(_FORMATS)}
 DENSE = 5  # packing of plain values, as bf16
 
 ERRORS = {

@@ -20,6 +20,13 @@ constexpr int ROW_BLOCK = 4;  // half the registers, and half the time to compil
 // Bytes between the line in use and the line asked for: 1.2-2x at one row, where reading the weights is all there is.
 constexpr int PREFETCH_AHEAD = 4096;
 
+// scale * sum of the codes that meet minimum `s` of a tile.
+template <class Tile>
+static inline float sum_of(const Activations& a, int row, int tile, int s) {
+  const size_t at = (size_t)row * a.tiles + tile;
+  return Tile::scale_rows == 2 ? a.scales[at] * -(float)a.minus16[2 * at + s] : a.sums[at];
+}
+
 typedef void (*DotKernel)(const uint8_t* panel, const Activations& a, int row, float* out);
 
 #if defined(KVANT_AVX512)
@@ -30,17 +37,21 @@ static inline void unpack(const uint8_t* tile, __m512i* quads) {
     for (int z = 0; z < 8; ++z) quads[z] = _mm512_loadu_si512(tile + 64 * z);
     return;
   }
-  const __m512i low = _mm512_set1_epi8(15);
-  for (int z = 0; z < 4; ++z) {
-    const __m512i both = _mm512_loadu_si512(tile + 64 * z);
-    quads[z] = _mm512_and_si512(both, low);
-    quads[z + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+  const __m512i low = _mm512_set1_epi8((1 << Tile::base) - 1);
+  for (int z = 0; z < Tile::base; ++z) {
+    const __m512i line = _mm512_loadu_si512(tile + 64 * z);
+    for (int part = 0; part < 8 / Tile::base; ++part)
+      quads[z + part * Tile::base] = _mm512_and_si512(_mm512_srli_epi16(line, part * Tile::base), low);
+  }
+  if (Tile::table) {
+    const __m128i values = _mm_xor_si128(_mm_loadu_si128((const __m128i*)IQ4_VALUES), _mm_set1_epi8((char)0x80));
+    for (int z = 0; z < 8; ++z) quads[z] = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), quads[z]);
   }
   for (int plane = 0; plane < Tile::planes; ++plane) {
-    const __m512i bit = _mm512_set1_epi8((char)(16 << plane));
+    const __m512i bit = _mm512_set1_epi8((char)(1 << (Tile::base + plane)));
     for (int z = 0; z < 8; ++z) {
       uint64_t word;
-      std::memcpy(&word, tile + 256 + 64 * plane + 8 * z, 8);
+      std::memcpy(&word, tile + Tile::planes_at + 64 * plane + 8 * z, 8);
       quads[z] = _mm512_mask_add_epi8(quads[z], _cvtu64_mask64(word), quads[z], bit);
     }
   }
@@ -57,7 +68,6 @@ static void dot_codes(const uint8_t* panel, const Activations& a, int row, float
   const int tiles = a.tiles;
   const int8_t* codes = a.codes + (size_t)row * tiles * 32;
   const float* scales = a.scales + (size_t)row * tiles;
-  const float* sums = a.sums + (size_t)row * tiles;
   const int32_t* minus = (Tile::scale_rows == 2 ? a.minus16 : a.minus32) + (size_t)row * tiles * Tile::scale_rows;
   constexpr int QUADS = 8 / Tile::scale_rows;
   __m512 acc[Rows];
@@ -79,9 +89,9 @@ static void dot_codes(const uint8_t* panel, const Activations& a, int row, float
         acc[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), both, acc[m]);
       }
     }
-    if (Tile::has_minimum) {
-      const __m512 minimum = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(tile + Tile::minimum_at)));
-      for (int m = 0; m < Rows; ++m) acc[m] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sums[(size_t)m * tiles + t]), acc[m]);
+    for (int s = 0; Tile::has_minimum && s < Tile::scale_rows; ++s) {
+      const __m512 minimum = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(tile + Tile::minimum_at) + s));
+      for (int m = 0; m < Rows; ++m) acc[m] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sum_of<Tile>(a, row + m, t, s)), acc[m]);
     }
   }
   for (int m = 0; m < Rows; ++m) _mm512_storeu_ps(out + m * LANES, acc[m]);
@@ -118,13 +128,13 @@ static inline void unpack(const uint8_t* tile, uint8_t* quads) {
     std::memcpy(quads, tile, 512);
     return;
   }
-  for (int i = 0; i < 256; ++i) {
-    quads[i] = tile[i] & 15;
-    quads[i + 256] = tile[i] >> 4;
-  }
+  constexpr int line = Tile::planes_at;
+  for (int i = 0; i < line; ++i)
+    for (int part = 0; part < 8 / Tile::base; ++part) quads[i + part * line] = tile[i] >> part * Tile::base & ((1 << Tile::base) - 1);
+  for (int i = 0; Tile::table && i < 512; ++i) quads[i] = (uint8_t)(IQ4_VALUES[quads[i]] + 128);
   for (int plane = 0; plane < Tile::planes; ++plane) {
-    const uint8_t* bits = tile + 256 + 64 * plane;
-    for (int i = 0; i < 512; ++i) quads[i] += (uint8_t)((bits[i / 8] >> i % 8 & 1) << (4 + plane));
+    const uint8_t* bits = tile + line + 64 * plane;
+    for (int i = 0; i < 512; ++i) quads[i] += (uint8_t)((bits[i / 8] >> i % 8 & 1) << (Tile::base + plane));
   }
 }
 
@@ -134,7 +144,7 @@ static inline void dot_quads(const uint8_t* quads, const int8_t* codes, int coun
 #if defined(KVANT_AVX2)
   __m256i acc[2];
   const __m256i ones = _mm256_set1_epi16(1), flip = _mm256_set1_epi8((char)0x80);
-  const int start = Tile::has_minimum || Tile::bits == 8 ? 0 : minus * (1 << Tile::offset_log2);
+  const int start = Tile::has_minimum || Tile::bytewide ? 0 : minus * (1 << Tile::offset_log2);
   acc[0] = acc[1] = _mm256_set1_epi32(start);
   for (int z = 0; z < count; ++z) {
     int32_t four;
@@ -143,7 +153,7 @@ static inline void dot_quads(const uint8_t* quads, const int8_t* codes, int coun
     for (int half = 0; half < 2; ++half) {
       __m256i w = _mm256_loadu_si256((const __m256i*)(quads + 64 * z) + half);
       __m256i y = x;
-      if (Tile::bits == 8) {  // 255 * 127 * 2 would saturate 16 bits: |w| * (x with w's sign) does not
+      if (Tile::bytewide) {  // 255 * 127 * 2 would saturate 16 bits: |w| * (x with w's sign) does not
         w = _mm256_xor_si256(w, flip);
         y = _mm256_sign_epi8(x, w);
         w = _mm256_abs_epi8(w);
@@ -183,9 +193,9 @@ static void dot_codes(const uint8_t* panel, const Activations& a, int row, float
         acc[m] += __builtin_convertvector(dot, f32x16) * (scale * a.scales[at]);
       }
     }
-    if (Tile::has_minimum) {
-      const f32x16 minimum = from_half((const uint16_t*)(tile + Tile::minimum_at));
-      for (int m = 0; m < Rows; ++m) acc[m] += minimum * a.sums[(size_t)(row + m) * tiles + t];
+    for (int s = 0; Tile::has_minimum && s < Tile::scale_rows; ++s) {
+      const f32x16 minimum = from_half((const uint16_t*)(tile + Tile::minimum_at) + LANES * s);
+      for (int m = 0; m < Rows; ++m) acc[m] += minimum * sum_of<Tile>(a, row + m, t, s);
     }
   }
   for (int m = 0; m < Rows; ++m) store(out + m * LANES, acc[m]);
@@ -236,6 +246,10 @@ static inline DotKernel dot_kernel(int packing, int rows) {
     case U5: return of_rows<CodeKernel<TileU5>::Of>(rows);
     case U8: return of_rows<CodeKernel<TileU8>::Of>(rows);
     case U6_HALF: return of_rows<CodeKernel<TileU6Half>::Of>(rows);
+    case U5_MIN: return of_rows<CodeKernel<TileU5Min>::Of>(rows);
+    case U2_HALF_MIN: return of_rows<CodeKernel<TileU2HalfMin>::Of>(rows);
+    case U3_HALF: return of_rows<CodeKernel<TileU3Half>::Of>(rows);
+    case U4_TABLE: return of_rows<CodeKernel<TileU4Table>::Of>(rows);
     default: return of_rows<DenseKernel>(rows);
   }
 }

@@ -3,15 +3,17 @@
 //     panel p = rows 16p ... 16p + 15          a lane of a register is a row
 //     tile  t = columns 32t ... 32t + 31       tiles of a panel follow each other, panels follow each other
 //
-//     tile of codes    [nibbles 256 B][bit planes 64 B each][scales 16 halves, or 2 x 16][minima 16 halves]
+//     tile of codes    [nibbles 256 B, or pairs of bits 128 B][bit planes 64 B each][scales 16 halves, or 2 x 16][minima likewise]
 //       quad z (0..7) of a tile: 64 bytes, byte 4 r + j is row r's code of column 4 z + j
 //       nibbles: 64-byte line z holds quad z in its low and quad z + 4 in its high nibbles (z = 0..3)
-//       bit plane b: 8 words of 64 bits; bit i of word z is bit 4 + b of byte i of quad z
+//       pairs of bits: 64-byte line z holds quads z, z + 2, z + 4, z + 6 from its lowest bits up (z = 0, 1)
+//       bit plane b: 8 words of 64 bits; bit i of word z is bit 4 + b (2 + b behind pairs) of byte i of quad z
 //       8-bit codes: eight lines of bytes instead of nibbles and planes
 //     tile of bf16     16 lines; line r holds, row by row, the pair of columns (2 r, 2 r + 1): what an AMX tile reads
 //
-// The bytes are the file's own, except Q4_K (5.0 instead of 4.5 bits per weight) and Q6_K (7.0 instead of 6.56): their 6-bit
-// and 8-bit scales become halves. F32 and F16 become bf16. Missing rows of the last panel are zero.
+// The bytes are the file's own, except in super-blocks, whose small integer scales become halves. Bits per weight:
+// Q2_K 2.63 -> 4.0, Q3_K 3.44 -> 4.0, Q4_K 4.5 -> 5.0, Q5_K 5.5 -> 6.0, Q6_K 6.56 -> 7.0. F32 and F16 become bf16. Missing rows of
+// the last panel are zero.
 #pragma once
 
 #include <vector>
@@ -21,19 +23,23 @@
 
 namespace kvant {
 
-enum Packing { U4 = 0, U4_MIN = 1, U5 = 2, U8 = 3, U6_HALF = 4, DENSE = 5 };
+enum Packing { U4 = 0, U4_MIN = 1, U5 = 2, U8 = 3, U6_HALF = 4, DENSE = 5, U5_MIN = 6, U2_HALF_MIN = 7, U3_HALF = 8, U4_TABLE = 9 };
 
-// What the compiler must know about a packing of codes.
-template <int Bits, int ScalesPerTile, bool HasMinimum, int OffsetLog2>
+// What the compiler must know about a packing of codes. Codes of a table are looked up in IQ4_VALUES, moved up by 128.
+template <int Bits, int ScalesPerTile, bool HasMinimum, int OffsetLog2, bool Table = false>
 struct CodeTile {
   static constexpr int bits = Bits;
-  static constexpr int planes = Bits == 8 ? 0 : Bits - 4;
+  static constexpr bool table = Table;
+  static constexpr bool bytewide = Bits == 8 || Table;  // unpacked codes beyond 63
+  static constexpr int base = Bits < 4 ? 2 : 4;         // bits that lie side by side; the others are planes
+  static constexpr int planes = Bits == 8 ? 0 : Bits - base;
+  static constexpr int planes_at = 64 * base;
   static constexpr int scale_rows = ScalesPerTile;
   static constexpr bool has_minimum = HasMinimum;
   static constexpr int offset_log2 = OffsetLog2;  // codes count from 2^this
-  static constexpr int code_bytes = Bits == 8 ? 512 : 256 + 64 * planes;
+  static constexpr int code_bytes = Bits == 8 ? 512 : 64 * Bits;
   static constexpr int minimum_at = code_bytes + 32 * ScalesPerTile;
-  static constexpr int bytes = minimum_at + (HasMinimum ? 32 : 0);
+  static constexpr int bytes = minimum_at + (HasMinimum ? 32 * ScalesPerTile : 0);
 };
 
 using TileU4 = CodeTile<4, 1, false, 3>;
@@ -41,6 +47,10 @@ using TileU4Min = CodeTile<4, 1, true, 0>;
 using TileU5 = CodeTile<5, 1, false, 4>;
 using TileU8 = CodeTile<8, 1, false, 7>;
 using TileU6Half = CodeTile<6, 2, false, 5>;
+using TileU5Min = CodeTile<5, 1, true, 0>;
+using TileU2HalfMin = CodeTile<2, 2, true, 0>;
+using TileU3Half = CodeTile<3, 2, false, 2>;
+using TileU4Table = CodeTile<4, 1, false, 7, true>;
 constexpr int DENSE_TILE_BYTES = 1024;
 
 static inline int packing_of(int format) {
@@ -51,6 +61,11 @@ static inline int packing_of(int format) {
     case Q5_0: return U5;
     case Q8_0: return U8;
     case Q6_K: return U6_HALF;
+    case Q5_1:
+    case Q5_K: return U5_MIN;
+    case Q2_K: return U2_HALF_MIN;
+    case Q3_K: return U3_HALF;
+    case IQ4_NL: return U4_TABLE;
     default: return DENSE;
   }
 }
@@ -62,6 +77,10 @@ static inline int tile_bytes(int packing) {
     case U5: return TileU5::bytes;
     case U8: return TileU8::bytes;
     case U6_HALF: return TileU6Half::bytes;
+    case U5_MIN: return TileU5Min::bytes;
+    case U2_HALF_MIN: return TileU2HalfMin::bytes;
+    case U3_HALF: return TileU3Half::bytes;
+    case U4_TABLE: return TileU4Table::bytes;
     default: return DENSE_TILE_BYTES;
   }
 }
@@ -86,14 +105,16 @@ static bool pack_group(const Group& g, int lane, uint8_t* tile) {
         tile[64 * z + byte] = code;
         continue;
       }
-      tile[64 * (z & 3) + byte] |= (uint8_t)((code & 15) << (z < 4 ? 0 : 4));
+      constexpr int lines = Tile::base;  // of 64 bytes before the planes
+      tile[64 * (z % lines) + byte] |= (uint8_t)((code & ((1 << Tile::base) - 1)) << Tile::base * (z / lines));
       for (int plane = 0; plane < Tile::planes; ++plane)
-        tile[256 + 64 * plane + 8 * z + byte / 8] |= (uint8_t)((code >> (4 + plane) & 1) << byte % 8);
+        tile[Tile::planes_at + 64 * plane + 8 * z + byte / 8] |= (uint8_t)((code >> (Tile::base + plane) & 1) << byte % 8);
     }
   }
   bool fits = true;
   for (int s = 0; s < Tile::scale_rows; ++s) fits &= put_half(tile + Tile::code_bytes + 32 * s + 2 * lane, g.scales[s]);
-  if (Tile::has_minimum) fits &= put_half(tile + Tile::minimum_at + 2 * lane, g.minimum);
+  for (int s = 0; Tile::has_minimum && s < Tile::scale_rows; ++s)
+    fits &= put_half(tile + Tile::minimum_at + 32 * s + 2 * lane, g.minima[s]);
   return fits;
 }
 
@@ -141,6 +162,10 @@ static inline bool pack_panel(const Source& source, int packing, int panel, uint
     case U5: return pack_codes<TileU5>(source, panel, out);
     case U8: return pack_codes<TileU8>(source, panel, out);
     case U6_HALF: return pack_codes<TileU6Half>(source, panel, out);
+    case U5_MIN: return pack_codes<TileU5Min>(source, panel, out);
+    case U2_HALF_MIN: return pack_codes<TileU2HalfMin>(source, panel, out);
+    case U3_HALF: return pack_codes<TileU3Half>(source, panel, out);
+    case U4_TABLE: return pack_codes<TileU4Table>(source, panel, out);
     default: pack_dense(source, panel, out); return true;
   }
 }

@@ -1,7 +1,7 @@
 """Weights, from the file's bytes into the kernels' order: panels of 16 rows, tiles of 32 columns (the picture is in `pack.h`).
 
-Packed once at load, all matrices in one call, by all threads. The bytes stay what they were, except Q4_K (4.5 -> 5.0 bits per
-weight) and Q6_K (6.56 -> 7.0), whose scales become halves; F32 and F16 matrices become bf16.
+Packed once at load, all matrices in one call, by all threads. The bytes stay what they were, except in the K formats, whose
+small integer scales become halves (Q4_K: 4.5 -> 5.0 bits per weight, the others in `pack.h`); F32 and F16 become bf16.
 """
 
 from collections.abc import Sequence

@@ -67,10 +67,10 @@ template <class Tile>
 static inline void widen_tile(const uint8_t* tile, uint16_t* out) {
   __m512i quads[8];
   unpack<Tile>(tile, quads);
-  constexpr int byte = Tile::bits == 8 ? 1 : 2;  // where the code goes inside the 32-bit lane
-  const __m512i one = _mm512_set1_epi32(Tile::bits == 8 ? 0x47000000 : 0x3f000000);
-  const __m512 unit = _mm512_set1_ps(Tile::bits == 8 ? 1.0f : 256.0f);
-  const __m512 bias = _mm512_set1_ps((Tile::bits == 8 ? 32768.0f : 128.0f) + (Tile::has_minimum ? 0.0f : (float)(1 << Tile::offset_log2)));
+  constexpr int byte = Tile::bytewide ? 1 : 2;  // where the code goes inside the 32-bit lane
+  const __m512i one = _mm512_set1_epi32(Tile::bytewide ? 0x47000000 : 0x3f000000);
+  const __m512 unit = _mm512_set1_ps(Tile::bytewide ? 1.0f : 256.0f);
+  const __m512 bias = _mm512_set1_ps((Tile::bytewide ? 32768.0f : 128.0f) + (Tile::has_minimum ? 0.0f : (float)(1 << Tile::offset_log2)));
   const __m512i first_rows = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
   const __m512i last_rows = _mm512_add_epi32(first_rows, _mm512_set1_epi32(8));
   // Byte 4 * row + column for columns 0 and 1 in turn; +2 gives columns 2 and 3, +32 the last eight rows.
@@ -83,7 +83,7 @@ static inline void widen_tile(const uint8_t* tile, uint16_t* out) {
   for (int s = 0; s < Tile::scale_rows; ++s) {
     const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(tile + Tile::code_bytes) + s));
     __m512 start = _mm512_setzero_ps();
-    if (Tile::has_minimum) start = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(tile + Tile::minimum_at)));
+    if (Tile::has_minimum) start = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(tile + Tile::minimum_at) + s));
     start = _mm512_fnmadd_ps(bias, scale, start);
     const __m512 step = _mm512_mul_ps(scale, unit);
     const __m512 steps[2] = {_mm512_permutexvar_ps(first_rows, step), _mm512_permutexvar_ps(last_rows, step)};
@@ -117,6 +117,10 @@ static inline void widen(int packing, const uint8_t* panel, int first, int count
     case U5: return widen_codes<TileU5>(panel, first, count, out, stride);
     case U8: return widen_codes<TileU8>(panel, first, count, out, stride);
     case U6_HALF: return widen_codes<TileU6Half>(panel, first, count, out, stride);
+    case U5_MIN: return widen_codes<TileU5Min>(panel, first, count, out, stride);
+    case U2_HALF_MIN: return widen_codes<TileU2HalfMin>(panel, first, count, out, stride);
+    case U3_HALF: return widen_codes<TileU3Half>(panel, first, count, out, stride);
+    case U4_TABLE: return widen_codes<TileU4Table>(panel, first, count, out, stride);
     default:
       for (int t = 0; t < count; ++t)
         std::memcpy(out + (int64_t)t * stride, panel + (int64_t)(first + t) * DENSE_TILE_BYTES, DENSE_TILE_BYTES);
