@@ -183,7 +183,7 @@ class _Decided(NamedTuple):
 
 def _decide_memory(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight_bytes: int) -> _Decided:
     """Context length and block pools of a config whose device, dtype and tokens per step are decided."""
-    most = model.max_position_embeddings
+    most = model.longest_context
     if config.max_model_len is not None and config.max_model_len > most:
         raise ConfigError(
             f"max_model_len {config.max_model_len} is beyond the {most} positions of the model; ask for {most} or less",

@@ -32,6 +32,23 @@ class DecoderLayer(Brick):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+class SandwichLayer(Brick):
+    """Gemma 2's and 3's block: what attention and mlp add to the stream is normalised once more. Norms hold w - 1."""
+
+    def __init__(self, config: ModelConfig, attention: Brick, mlp: Brick):
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(size, eps, offset=1.0)
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(size, eps, offset=1.0)
+        self.pre_feedforward_layernorm = RMSNorm(size, eps, offset=1.0)
+        self.mlp = mlp
+        self.post_feedforward_layernorm = RMSNorm(size, eps, offset=1.0)
+
+    def forward(self, x: Any, batch: Batch, cache: Any) -> Any:
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), batch, cache))
+        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+
+
 class Decoder(Brick):
     """[T] ids -> Hidden. `taps` names layers whose outputs are kept."""
 

@@ -3,10 +3,13 @@
     QKV      [q_proj; k_proj; v_proj]   one product for the three projections of attention
     GateUp   [gate_proj; up_proj]       one product for both halves of a gated unit
 
+Phi-3's files hold those matrices fused already: `StackedLinear`.
+
 How the matrix is stored and multiplied is its `WeightScheme`'s business.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvant.distributed.mesh import Mesh
@@ -69,3 +72,30 @@ class Linear(FusedLinear):
 
     def __init__(self, in_features: int, out_features: int, bias: bool, mesh: Mesh):
         super().__init__(in_features, {"": out_features}, bias, mesh)
+
+
+class StackedLinear(FusedLinear):
+    """A fused matrix that is one matrix in the file too, its parts stacked in the order of `outs`."""
+
+    fused = False
+
+    def wants(self) -> dict[str, Shape]:
+        return {"weight": (sum(self.outs.values()), self.in_features)}
+
+    def load(self, tensors: "Mapping[str, StoredTensor]", placement: "Placement") -> None:
+        from kvant.quantization import scheme
+
+        self.weight = scheme.pack([tensors["weight"]], placement)
+
+    def emit(self, x: Buffer) -> Buffer:
+        """As parts: only two matrices can become a gate while they are multiplied."""
+        weights, first = [], 0
+        for part, rows in self.outs.items():
+            weights.append(_rows(self.stored["weight"], part, first, first + rows))
+            first += rows
+        return x.program.linear(x, weights)
+
+
+def _rows(stored: "StoredTensor", part: str, first: int, last: int) -> "StoredTensor":
+    shape = (last - first, *stored.shape[1:])
+    return replace(stored, name=f"{stored.name} ({part})", shape=shape, raw=stored.raw[first:last])

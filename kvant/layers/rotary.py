@@ -1,58 +1,71 @@
 """Rotary as a brick: the frequencies of one base and one scaling rule, for every layer that shares them.
 
-`inv_freq[i] = base ** (-2i / H)`, then stretched:
-
-    default   as it is
-    linear    inv_freq / factor (positions interpolated; Chen et al., 2023)
-    llama3    long wavelengths / factor, short ones kept, a linear blend between (Llama 3.1's published rule)
+head  [ x0 ... x(P-1) | xP ... x(2P-1) | the rest ]       P = D/2 frequencies; D < H where a family turns a part only
+        └── pair i: x(i), x(P+i) ──┘     untouched
 """
 
-import math
 from typing import Any
 
-from kvant.config.model import RopeScaling
+import numpy as np
+
+from kvant.config.model import ModelConfig
+from kvant.config.rope import RopeScaling
 from kvant.kernels import ops
 from kvant.layers.brick import Brick
+from kvant.layers.frequencies import frequencies
 from kvant.native.program import Buffer
 from kvant.native.record import Input
 
 
 class Rotary(Brick):
-    """Turns queries [T, N, H] and keys [T, K, H] by their positions [T]."""
+    """Turns queries [T, N, H] and keys [T, K, H] by their positions [T] and `frequencies` [P] fp32, 2P <= H.
 
-    def __init__(self, head_dim: int, base: float, scaling: RopeScaling):
-        self.frequencies = frequencies(head_dim, base, scaling)  # H/2 floats; plain Python, so that lowering can read them
+    `scale` multiplies cosines and sines (the attention factor of yarn and longrope).
+    """
+
+    def __init__(self, head_dim: int, frequencies: np.ndarray, scale: float = 1.0):
+        self.head_dim = head_dim
+        self.frequencies = frequencies  # an array, so that lowering can read it without torch
+        self.scale = scale
         self._inv_freq: dict[Any, Any] = {}
 
     def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
-        if positions.device not in self._inv_freq:
-            import torch
+        import torch
 
+        if positions.device not in self._inv_freq:
             self._inv_freq[positions.device] = torch.tensor(self.frequencies, dtype=torch.float32, device=positions.device)
         cos, sin = ops.rotary_table(self._inv_freq[positions.device], positions)
-        return ops.apply_rotary(q, cos, sin), ops.apply_rotary(k, cos, sin)
+        if self.scale != 1.0:
+            cos, sin = cos * self.scale, sin * self.scale
+        size = 2 * len(self.frequencies)
+        if size == self.head_dim:
+            return ops.apply_rotary(q, cos, sin), ops.apply_rotary(k, cos, sin)
+        turned = (torch.cat((ops.apply_rotary(x[..., :size], cos, sin), x[..., size:]), -1) for x in (q, k))
+        return next(turned), next(turned)
 
     def emit(self, q: Buffer, k: Buffer, positions: Input) -> tuple[Buffer, Buffer]:
-        size = 2 * len(self.frequencies)
-        return q.program.rotary(q, size, self.frequencies), k.program.rotary(k, size, self.frequencies)
+        program = q.program
+        return (
+            program.rotary(q, self.head_dim, self.frequencies, self.scale),
+            program.rotary(k, self.head_dim, self.frequencies, self.scale),
+        )
 
 
-def frequencies(head_dim: int, base: float, scaling: RopeScaling) -> list[float]:
-    """H/2 angles per position, in radians."""
-    plain = [base ** (-2.0 * i / head_dim) for i in range(head_dim // 2)]
-    if scaling.rope_type == "linear":
-        return [f / scaling.factor for f in plain]
-    if scaling.rope_type == "llama3":
-        return [_llama3(f, scaling) for f in plain]
-    return plain
+def rotaries(config: ModelConfig) -> list[Rotary | None]:
+    """How each layer turns: sliding layers may have a base of their own, some layers have no positions at all (None).
+
+    Layers that turn alike share one brick.
+    """
+    everywhere = _rotary(config, config.rope_theta, config.rope_scaling)
+    nearby = everywhere
+    if config.rope_local_base_freq is not None:
+        nearby = _rotary(config, config.rope_local_base_freq, RopeScaling())
+    return [
+        None if not config.turns(layer) else nearby if config.window(layer) else everywhere
+        for layer in range(config.num_hidden_layers)
+    ]
 
 
-def _llama3(frequency: float, scaling: RopeScaling) -> float:
-    """Wavelengths beyond `original / low_freq_factor` are stretched by `factor`, below `original / high_freq_factor` kept."""
-    turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)  # how often it turns in the old context
-    if turns < scaling.low_freq_factor:
-        return frequency / scaling.factor
-    if turns > scaling.high_freq_factor:
-        return frequency
-    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    return (1 - blend) * frequency / scaling.factor + blend * frequency
+def _rotary(config: ModelConfig, base: float, scaling: RopeScaling) -> Rotary:
+    context = config.context_length or config.max_position_embeddings
+    return Rotary(config.head_dim, frequencies(config.rotary_dim, base, scaling, context), scaling.attention_factor)

@@ -4,7 +4,7 @@ Two runners, one choice, made in `config/resolve.py` and carried out here: `torc
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -67,7 +67,7 @@ def create_runner(resolved: Resolved, opened: Opened, num_tokens_known: int) -> 
     assert config.max_model_len is not None
     known = min(num_tokens_known, opened.config.vocab_size)
     seats = SeatTable(config.max_num_seqs, resolved.groups, config.max_model_len)
-    model = build(opened.config, Mesh())
+    model = build(replace(opened.config, context_length=config.max_model_len), Mesh())
     notices: list[str] = []
     if resolved.executor == "native":
         library = load_library(notices.append, read_environment().cache / "native")
