@@ -7,6 +7,12 @@ from kvant.errors import UnsupportedError
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Phi3ForCausalLM": "phi3",
+    "SmolLM3ForCausalLM": "smollm3",
+    "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
 }
 
@@ -15,6 +21,7 @@ def family(architecture: str) -> Any:
     """The network class of `architecture`; `UnsupportedError` names what there is."""
     if architecture not in FAMILIES:
         raise UnsupportedError(
-            f"architecture {architecture!r} is not built here; supported: {', '.join(sorted(FAMILIES))} (see docs/models.md)"
+            f"architecture {architecture[:60]!r} is not built here; supported: {', '.join(sorted(FAMILIES))} "
+            "(see docs/models.md)"
         )
     return getattr(import_module(f"kvant.models.{FAMILIES[architecture]}"), architecture)
