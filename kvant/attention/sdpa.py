@@ -5,7 +5,8 @@
     chunks        one call per sequence. A chunk that starts a sequence uses the fresh keys and a plain causal mask and
                   touches no block; a later one gathers the keys it can see.
 
-Only keys inside the window are gathered.
+Only keys inside the window are gathered. Soft-capped scores, which the fused kernels do not know, are computed step by step
+from the same plan, a block of queries at a time.
 """
 
 from typing import NamedTuple
@@ -18,6 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from kvant.attention.pattern import AttentionRule
 from kvant.attention.storage import KVStorage
 from kvant.batch import Batch, GroupBatch
+
+CAPPED_QUERIES = 256  # whose scores are in memory at once
 
 
 class DecodePlan(NamedTuple):
@@ -60,37 +63,52 @@ class SDPAAttention:
         keys, values = self.storage.of_layer(rule.layer)
         plan = self.plans[number]
         if plan.decode is not None and not plan.chunks:
-            return _decode(q, keys, values, plan.decode, rule.scale)
+            return _decode(q, keys, values, plan.decode, rule)
         out = torch.empty_like(q)
         if plan.decode is not None:
-            out[plan.decode.rows] = _decode(q[plan.decode.rows], keys, values, plan.decode, rule.scale)
+            out[plan.decode.rows] = _decode(q[plan.decode.rows], keys, values, plan.decode, rule)
         for chunk in plan.chunks:
             rows = slice(chunk.first, chunk.last)
             fresh = chunk.slots is None
             seen_keys = k[rows] if fresh else keys.index_select(0, chunk.slots)
             seen_values = v[rows] if fresh else values.index_select(0, chunk.slots)
-            out[rows] = _chunk(q[rows], seen_keys, seen_values, chunk.visible, rule.scale)
+            out[rows] = _chunk(q[rows], seen_keys, seen_values, chunk.visible, rule)
         return out
 
 
-def _decode(q: Tensor, keys: Tensor, values: Tensor, plan: DecodePlan, scale: float) -> Tensor:
+def _decode(q: Tensor, keys: Tensor, values: Tensor, plan: DecodePlan, rule: AttentionRule) -> Tensor:
     """`q` [S, N, H] -> [S, N, H]."""
     count, heads, size = q.shape
     kv_heads = keys.shape[1]
     k = keys.index_select(0, plan.slots).view(count, -1, kv_heads, size).transpose(1, 2)  # [S, K, L, H]
     v = values.index_select(0, plan.slots).view(count, -1, kv_heads, size).transpose(1, 2)
     folded = q.view(count, kv_heads, heads // kv_heads, size)  # [S, K, G, H]
-    return sdpa(folded, k, v, attn_mask=plan.visible, scale=scale).reshape(count, heads, size)
+    return _attend(folded, k, v, plan.visible, rule).reshape(count, heads, size)
 
 
-def _chunk(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float) -> Tensor:
+def _chunk(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, rule: AttentionRule) -> Tensor:
     """`q` [T, N, H], `k`, `v` [L, K, H] -> [T, N, H]."""
     share = q.shape[1] // k.shape[1]
     if share > 1:
         k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, N, T, H]
-    attended = sdpa(q, k, v, attn_mask=visible, is_causal=visible is None, scale=scale)
-    return attended[0].transpose(0, 1)
+    return _attend(q, k, v, visible, rule)[0].transpose(0, 1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, rule: AttentionRule) -> Tensor:
+    """`q` [S, N, T, H], `k`, `v` [S, N, L, H], `visible` for broadcasting to [S, N, T, L], None: causal -> [S, N, T, H]."""
+    if rule.soft_cap is None:
+        return sdpa(q, k, v, attn_mask=visible, is_causal=visible is None, scale=rule.scale)
+    count = q.shape[2]
+    if visible is None:
+        visible = torch.ones((count, count), dtype=torch.bool, device=q.device).tril()
+    out = torch.empty_like(q)
+    for first in range(0, count, CAPPED_QUERIES):
+        rows = slice(first, first + CAPPED_QUERIES)
+        scores = (q[:, :, rows].float() @ k.float().transpose(-1, -2)) * (rule.scale / rule.soft_cap)
+        scores = scores.tanh_().mul_(rule.soft_cap).masked_fill_(~visible[..., rows, :], float("-inf"))
+        out[:, :, rows] = scores.softmax(-1).to(v.dtype) @ v
+    return out
 
 
 def _plan(staged: Batch, group: GroupBatch, block_size: int, window: int | None, device: torch.device) -> GroupPlan:
