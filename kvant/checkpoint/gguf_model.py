@@ -8,7 +8,6 @@
 What a GGUF leaves unsaid because llama.cpp knows it by architecture comes from the tables in `names.py`.
 """
 
-import math
 import re
 from functools import partial
 from pathlib import Path
@@ -19,12 +18,10 @@ import numpy as np
 from kvant.checkpoint import names
 from kvant.checkpoint.checkpoint import Checkpoint, FileTensors, Repair, TokenizerSource
 from kvant.checkpoint.gguf import GGUFFile, read_gguf
-from kvant.checkpoint.rope_factors import llama3_scaling
+from kvant.checkpoint.gguf_keys import Keys, is_whole
+from kvant.checkpoint.gguf_rope import FACTOR_TENSORS, read_rope
 from kvant.config.formats import StoredTensor
 from kvant.errors import CheckpointError, UnsupportedError
-
-ROPE_FACTORS = "rope_freqs.weight"
-LAYERS_OF_GEMMA3_27B = 62  # llama.cpp's own test for the one size whose query scale is not head_dim
 
 
 def open_gguf(path: Path) -> Checkpoint:
@@ -57,7 +54,7 @@ def _family(file: GGUFFile) -> names.GGUFFamily:
     if architecture not in names.GGUF_FAMILIES:
         raise UnsupportedError(
             f"{file.path.name}: the GGUF architecture {architecture[:40]!r} is not built here; "
-            f"supported: {', '.join(sorted(names.GGUF_FAMILIES))}"
+            f"supported: {', '.join(sorted(names.GGUF_FAMILIES))} (see docs/models.md)"
         )
     return names.GGUF_FAMILIES[architecture]
 
@@ -65,35 +62,9 @@ def _family(file: GGUFFile) -> names.GGUFFamily:
 # --- metadata -> config -------------------------------------------------------------------------------------------------
 
 
-class _Keys:
-    """The architecture's own metadata, checked by type as it is read."""
-
-    def __init__(self, file: GGUFFile):
-        self.file = file
-        self.prefix = file.metadata["general.architecture"] + "."
-
-    def get(self, key: str, kind: type) -> Any:
-        """The number behind `key`, or None. A list (one entry per layer) counts as a number if all entries are equal."""
-        value = self.file.metadata.get(self.prefix + key)
-        if isinstance(value, list):
-            if len(set(value)) != 1:
-                raise UnsupportedError(
-                    f"{self.file.path.name}: {self.prefix + key} differs between layers, which is not built here"
-                )
-            value = value[0]
-        if value is None:
-            return None
-        right = _is_whole(value) if kind is int else isinstance(value, (int, float)) and math.isfinite(value) and value >= 0
-        if not right:
-            raise CheckpointError(
-                f"{self.file.path.name}: {self.prefix + key} is {str(value)[:40]!r}, not a number that makes sense"
-            )
-        return kind(value)
-
-
 def _config(file: GGUFFile, family: names.GGUFFamily) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The config under Hugging Face's keys, and the tensors that are of no use to any network."""
-    keys = _Keys(file)
+    keys = Keys(file)
     for key, neutral in names.GGUF_NEUTRAL.items():
         value = keys.get(key, float)
         if value is not None and value not in neutral:
@@ -108,15 +79,20 @@ def _config(file: GGUFFile, family: names.GGUFFamily) -> tuple[dict[str, Any], t
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     config["vocab_size"] = _vocab_size(file, keys)
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
-    config["attention_bias"] = any(re.fullmatch(r"blk\.\d+\.attn_(q|k|v|output)\.bias", name) for name in file.tensors)
+    bias = any(re.fullmatch(r"blk\.\d+\.attn_(q|k|v|output)\.bias", name) for name in file.tensors)
+    config.setdefault("attention_bias", bias)
     config["mlp_bias"] = any(re.fullmatch(r"blk\.\d+\.ffn_(gate|up|down)\.bias", name) for name in file.tensors)
-    _check_head_sizes(keys, config)
+    size = keys.get("attention.value_length", int)
+    if size not in (None, config["head_dim"]):
+        raise UnsupportedError(
+            f"{file.path.name}: values of another size ({size}) than keys ({config['head_dim']}) are not built here"
+        )
     _layer_pattern(file, keys, config)
-    if family.architecture == "Gemma3ForCausalLM":
-        deep = config["num_hidden_layers"] == LAYERS_OF_GEMMA3_27B
-        heads, size = config["num_attention_heads"], config["hidden_size"]
-        config["query_pre_attn_scalar"] = size // heads if deep else config["head_dim"]
-    return config, _rope_scaling(file, keys, config)
+    if family.width_scaled is not None:
+        # llama.cpp's own test for the one size whose query scale is not head_dim.
+        deep = config["num_hidden_layers"] == family.width_scaled
+        config["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"] if deep else config["head_dim"]
+    return config, read_rope(file, keys, config, family.partial_rotary)
 
 
 def _require(file: GGUFFile, config: dict[str, Any]) -> None:
@@ -125,31 +101,18 @@ def _require(file: GGUFFile, config: dict[str, Any]) -> None:
             raise CheckpointError(f"{file.path.name} does not say its {key}; it is no complete model")
 
 
-def _vocab_size(file: GGUFFile, keys: _Keys) -> int:
+def _vocab_size(file: GGUFFile, keys: Keys) -> int:
     """The rows of the embedding; the metadata's own count is often missing, and no help where it differs."""
     if "token_embd.weight" in file.tensors:
         return file.tensors["token_embd.weight"].shape[0]
     return keys.get("vocab_size", int) or 0
 
 
-def _check_head_sizes(keys: _Keys, config: dict[str, Any]) -> None:
-    for key, what in (
-        ("attention.value_length", "values of another size than keys"),
-        ("rope.dimension_count", "partial rotary"),
-    ):
-        value = keys.get(key, int)
-        if value not in (None, config["head_dim"]):
-            raise UnsupportedError(
-                f"{keys.file.path.name}: {keys.prefix + key} is {value} with heads of {config['head_dim']}; "
-                f"{what} is not built here"
-            )
-
-
 def _special_tokens(file: GGUFFile, config: dict[str, Any]) -> tuple[int, ...]:
     """Puts the beginning and end tokens into `config`; returns the end tokens."""
     keys = [key for key in (*names.GGUF_END_TOKENS, names.GGUF_BOS_TOKEN) if key in file.metadata]
     for key in keys:
-        if not _is_whole(file.metadata[key]):
+        if not is_whole(file.metadata[key]):
             raise CheckpointError(f"{file.path.name}: {key} is {str(file.metadata[key])[:40]!r}, not a token id")
     ends = sorted({file.metadata[key] for key in keys if key != names.GGUF_BOS_TOKEN})
     config["eos_token_id"] = ends
@@ -157,7 +120,7 @@ def _special_tokens(file: GGUFFile, config: dict[str, Any]) -> tuple[int, ...]:
     return tuple(ends)
 
 
-def _layer_pattern(file: GGUFFile, keys: _Keys, config: dict[str, Any]) -> None:
+def _layer_pattern(file: GGUFFile, keys: Keys, config: dict[str, Any]) -> None:
     """Newer files give the period of the full layers, or say for every layer whether it slides."""
     pattern = file.metadata.get(keys.prefix + "attention.sliding_window_pattern")
     if isinstance(pattern, list):
@@ -166,39 +129,13 @@ def _layer_pattern(file: GGUFFile, keys: _Keys, config: dict[str, Any]) -> None:
         config["sliding_window_pattern"] = keys.get("attention.sliding_window_pattern", int)
 
 
-def _rope_scaling(file: GGUFFile, keys: _Keys, config: dict[str, Any]) -> tuple[str, ...]:
-    """Puts the file's stretching of positions into `config`. Returns the tensors that say nothing."""
-    kind = file.metadata.get(keys.prefix + "rope.scaling.type", "none")
-    factor = keys.get("rope.scaling.factor", float) or keys.get("rope.scale_linear", float)
-    if kind == "none" and keys.get("rope.scale_linear", float) not in (None, 0.0, 1.0):
-        kind = "linear"
-    if kind != "none":
-        # An unknown type keeps its name: `ModelConfig` refuses it and says what there is.
-        config["rope_scaling"] = {"rope_type": kind, "factor": factor or 1.0}
-    if ROPE_FACTORS not in file.tensors:
-        return ()
-    stored = file.tensors[ROPE_FACTORS]
-    if stored.format != "F32" or stored.shape != (config["head_dim"] // 2,):
-        raise CheckpointError(
-            f"{file.path.name}: {ROPE_FACTORS} is {stored.format} {list(stored.shape)}, not one fp32 per pair"
-        )
-    scaling = llama3_scaling(stored.raw.view("<f4")[0], config.get("rope_theta", 10_000.0))
-    if scaling and kind != "none":
-        raise UnsupportedError(
-            f"{file.path.name} stretches positions twice ({kind} and {ROPE_FACTORS}), which is not built here"
-        )
-    if scaling:
-        config["rope_scaling"] = scaling
-    return () if scaling else (ROPE_FACTORS,)
-
-
 # --- tensors ------------------------------------------------------------------------------------------------------------
 
 
 def _renamed(file: GGUFFile, family: names.GGUFFamily) -> dict[str, StoredTensor]:
     stored: dict[str, StoredTensor] = {}
     for name, tensor in file.tensors.items():
-        if name == ROPE_FACTORS:  # used up by the config
+        if name in FACTOR_TENSORS:  # used up by the config
             continue
         hf = _hf_name(name, family)
         if hf in stored:
@@ -245,7 +182,3 @@ def _without_offset(stored: StoredTensor, offset: float) -> StoredTensor:
         raise UnsupportedError(f"norm {stored.name!r} is stored as {stored.format}; norms are expected in F32")
     values = stored.raw.view("<f4") - np.float32(offset)
     return StoredTensor(stored.name, "F32", stored.shape, values.view(np.uint8))
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

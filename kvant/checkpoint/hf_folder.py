@@ -73,12 +73,27 @@ def _config(path: Path) -> dict[str, Any]:
         )
     for key, neutral in names.HF_NEUTRAL.items():
         if config.get(key) is not None and config[key] not in neutral:
-            raise UnsupportedError(f"{path}: {key} = {str(config[key])[:40]} is not built here")
+            raise UnsupportedError(f"{path}: {key} = {str(config[key])[:40]} is not built here (see docs/models.md)")
+    architecture = architectures[0]
+    _refuse_partial_rotary(path, config, architecture)
     # transformers 5 keeps everything about positions in `rope_parameters`; defaults must not overrule it.
     taken = {"rope_theta", "rope_local_base_freq"} if config.get("rope_parameters") else set()
     taken |= {"sliding_window_pattern"} if config.get("_sliding_window_pattern") else set()
-    defaults = names.HF_DEFAULTS.get(architectures[0], {})
-    return {**{key: value for key, value in defaults.items() if key not in taken}, **config}
+    taken |= names.HF_UNREAD.get(architecture, frozenset())
+    defaults = names.HF_DEFAULTS.get(architecture, {})
+    known = {key: value for key, value in config.items() if key not in names.HF_UNREAD.get(architecture, ())}
+    return {**{key: value for key, value in defaults.items() if key not in taken}, **known}
+
+
+def _refuse_partial_rotary(path: Path, config: dict[str, Any], architecture: str) -> None:
+    """Where a class turns whole heads, a factor that says otherwise must not be passed over."""
+    for table in (config, config.get("rope_parameters"), config.get("rope_scaling")):
+        factor = table.get("partial_rotary_factor") if isinstance(table, dict) else None
+        if factor not in (None, 1.0) and architecture not in names.HF_PARTIAL_ROTARY:
+            raise UnsupportedError(
+                f"{path}: partial_rotary_factor = {str(factor)[:40]} is not built here for {architecture[:40]} "
+                "(see docs/models.md)"
+            )
 
 
 def _tied_head(stored: dict[str, StoredTensor], config: dict[str, Any]) -> set[str]:

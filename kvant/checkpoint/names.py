@@ -34,11 +34,9 @@ GGUF_NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "embedding_scale": (0.0, 1.0),
     "residual_scale": (0.0, 1.0),
     "logit_scale": (0.0, 1.0),
-    "rope.scaling.attn_factor": (0.0, 1.0),
     "attention.causal": (1,),
 }
 HF_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "partial_rotary_factor": (1.0,),
     "use_bidirectional_attention": (False,),
     "num_local_experts": (0,),
     "num_experts": (0,),
@@ -79,7 +77,8 @@ class GGUFFamily:
     """What one `general.architecture` means.
 
     `permuted` names the projections whose rows llama.cpp reorders within each head, `norm_offset` what it adds to every
-    norm weight, `constants` the config values that it knows by architecture and does not write.
+    norm weight, `constants` the config values that it knows by architecture and does not write. `width_scaled` is the
+    number of layers of the one size whose scores are scaled by hidden size per head instead of by head size.
     """
 
     architecture: str  # Hugging Face's class name
@@ -87,26 +86,66 @@ class GGUFFamily:
     permuted: frozenset[str] = frozenset()
     norm_offset: float = 0.0
     constants: Mapping[str, Any] = field(default_factory=dict)
+    partial_rotary: bool = False  # whether only a part of a head may turn
+    width_scaled: int | None = None
 
+
+_PRE_NORM = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_SANDWICH = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_STACKED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}  # gate first, then up
+_TURNED_IN_PAIRS = frozenset({"self_attn.q_proj", "self_attn.k_proj"})
 
 GGUF_FAMILIES: Mapping[str, GGUFFamily] = {
-    "llama": GGUFFamily(
+    "llama": GGUFFamily(  # Mistral's files say llama too
         architecture="LlamaForCausalLM",
-        layer={**_GGUF_BRICKS, "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
-        permuted=frozenset({"self_attn.q_proj", "self_attn.k_proj"}),
+        layer={**_GGUF_BRICKS, **_PRE_NORM},
+        permuted=_TURNED_IN_PAIRS,
         constants={"hidden_act": "silu"},
+    ),
+    "qwen2": GGUFFamily(
+        architecture="Qwen2ForCausalLM",
+        layer={**_GGUF_BRICKS, **_PRE_NORM},
+        constants={"hidden_act": "silu", "attention_bias": False},  # its own biases are no matter of the config
+    ),
+    "qwen3": GGUFFamily(
+        architecture="Qwen3ForCausalLM",
+        layer={**_GGUF_BRICKS, **_PRE_NORM, **_HEAD_NORMS},
+        constants={"hidden_act": "silu"},
+    ),
+    "phi3": GGUFFamily(
+        architecture="Phi3ForCausalLM",
+        layer={**_PRE_NORM, **_STACKED, "attn_output": "self_attn.o_proj", "ffn_down": "mlp.down_proj"},
+        constants={"hidden_act": "silu"},
+        partial_rotary=True,
+    ),
+    "smollm3": GGUFFamily(
+        architecture="SmolLM3ForCausalLM",
+        layer={**_GGUF_BRICKS, **_PRE_NORM},
+        permuted=_TURNED_IN_PAIRS,
+        constants={"hidden_act": "silu", "no_rope_layer_interval": 4},
+    ),
+    "gemma2": GGUFFamily(
+        architecture="Gemma2ForCausalLM",
+        layer={**_GGUF_BRICKS, **_SANDWICH},
+        norm_offset=1.0,
+        constants={
+            "hidden_activation": "gelu_pytorch_tanh",
+            "sliding_window": 4096,
+            "sliding_window_pattern": 2,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        width_scaled=46,  # 27B
     ),
     "gemma3": GGUFFamily(
         architecture="Gemma3ForCausalLM",
-        layer={
-            **_GGUF_BRICKS,
-            "attn_norm": "input_layernorm",
-            "attn_q_norm": "self_attn.q_norm",
-            "attn_k_norm": "self_attn.k_norm",
-            "post_attention_norm": "post_attention_layernorm",
-            "ffn_norm": "pre_feedforward_layernorm",
-            "post_ffw_norm": "post_feedforward_layernorm",
-        },
+        layer={**_GGUF_BRICKS, **_SANDWICH, **_HEAD_NORMS},
         norm_offset=1.0,
         constants={
             "hidden_activation": "gelu_pytorch_tanh",
@@ -114,15 +153,47 @@ GGUF_FAMILIES: Mapping[str, GGUFFamily] = {
             "rope_local_base_freq": 10_000.0,
             "sliding_window_pattern": 6,
         },
+        width_scaled=62,  # 27B
     ),
 }
 
-# Defaults of transformers' config classes that differ from ours; older config.json files leave them out.
+# Defaults of transformers' config classes that differ from ours; config.json files may leave them out.
+_QWEN_DEFAULTS = {"use_sliding_window": False, "max_window_layers": 28, "max_position_embeddings": 32_768}
 HF_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096},
+    "Qwen2ForCausalLM": _QWEN_DEFAULTS,
+    "Qwen3ForCausalLM": {**_QWEN_DEFAULTS, "head_dim": 128},
+    "Phi3ForCausalLM": {
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+    },
+    "SmolLM3ForCausalLM": {
+        "max_position_embeddings": 32_768,
+        "no_rope_layer_interval": 4,
+        "num_key_value_heads": 4,
+        "rope_theta": 2_000_000.0,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+    },
+    "Gemma2ForCausalLM": {
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+        "tie_word_embeddings": True,
+    },
     "Gemma3ForCausalLM": {
         "head_dim": 256,
         "hidden_activation": "gelu_pytorch_tanh",
         "max_position_embeddings": 131_072,
+        "num_key_value_heads": 4,
         "query_pre_attn_scalar": 256,
         "rope_local_base_freq": 10_000.0,
         "rope_theta": 1_000_000.0,
@@ -132,8 +203,22 @@ HF_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
+# Keys that a config may hold and transformers' class of that name does not read.
+HF_UNREAD: Mapping[str, frozenset[str]] = {
+    "LlamaForCausalLM": frozenset({"sliding_window", "layer_types"}),
+    "MistralForCausalLM": frozenset({"layer_types", "attention_bias", "mlp_bias"}),
+    "Qwen2ForCausalLM": frozenset({"attention_bias", "mlp_bias"}),
+    "Qwen3ForCausalLM": frozenset({"mlp_bias"}),
+    "Phi3ForCausalLM": frozenset({"layer_types", "attention_bias", "mlp_bias"}),
+    "Gemma2ForCausalLM": frozenset({"mlp_bias"}),
+    "Gemma3ForCausalLM": frozenset({"mlp_bias"}),
+}
+
+# Classes that turn a part of each head where `partial_rotary_factor` says so; the others turn all of it.
+HF_PARTIAL_ROTARY = frozenset({"Phi3ForCausalLM"})
+
 # What is added to a norm's stored weight before it multiplies: random weights must come near 1 in either convention.
-NORM_OFFSETS: Mapping[str, float] = {"Gemma3ForCausalLM": 1.0}
+NORM_OFFSETS: Mapping[str, float] = {"Gemma2ForCausalLM": 1.0, "Gemma3ForCausalLM": 1.0}
 
 # Buffers that old exports kept beside the weights; every engine computes them from the config.
 HARMLESS_SUFFIXES = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached", ".self_attn.masked_bias")

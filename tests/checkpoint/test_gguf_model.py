@@ -237,8 +237,8 @@ def test_R44_linear_scaling_and_unknown_kinds(tmp_path):
     linear = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
     scaling = ModelConfig.from_dict(model(tmp_path, **linear).config).rope_scaling
     assert (scaling.rope_type, scaling.factor) == ("linear", 4.0)
-    with pytest.raises(UnsupportedError, match="yarn"):
-        ModelConfig.from_dict(model(tmp_path, **{**linear, "rope.scaling.type": "yarn"}).config)
+    with pytest.raises(UnsupportedError, match="'ntk'.*supported: default, linear"):
+        ModelConfig.from_dict(model(tmp_path, **{**linear, "rope.scaling.type": "ntk"}).config)
 
 
 def test_equal_lists_count_as_numbers(tmp_path):
