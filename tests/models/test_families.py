@@ -2,65 +2,27 @@
 
 import pytest
 import torch
-import transformers
 
 from kvant.attention.reference import ReferenceAttention
 from kvant.attention.sdpa import SDPAAttention
 from kvant.config.model import ModelConfig
-from tests.network import Harness, from_transformers
+from kvant.models.registry import FAMILIES
+from tests.models import cases
+from tests.models.cases import gemma3, reference, tokens
+from tests.network import Harness
 
 TOLERANCE = 3e-5  # fp32 sums in another order; logits are of size 1 to 5
 
 
-def llama(**changes):
-    shape = dict(
-        vocab_size=131, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2
-    )
-    return transformers.LlamaConfig(**{**shape, "max_position_embeddings": 512, "rope_theta": 1e4, **changes})
-
-
-def gemma3(**changes):
-    shape = dict(
-        vocab_size=131, hidden_size=48, intermediate_size=80, num_hidden_layers=7, num_attention_heads=4, num_key_value_heads=1,
-        head_dim=16, sliding_window=9, query_pre_attn_scalar=24, max_position_embeddings=512,
-    )  # fmt: skip
-    return transformers.Gemma3TextConfig(**{**shape, **changes})
-
-
-CASES = {
-    "llama": lambda: llama(),
-    "llama-tied": lambda: llama(tie_word_embeddings=True),
-    "llama-bias": lambda: llama(attention_bias=True, mlp_bias=True),
-    "llama-head-dim": lambda: llama(head_dim=24),
-    "llama-mha": lambda: llama(num_key_value_heads=6),
-    "gemma3": lambda: gemma3(),
-    "gemma3-two-kv-heads": lambda: gemma3(num_key_value_heads=2),
-}
-
-
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=cases.CASES)
 def pair(request):
     """(transformers model, our model) with the same random weights."""
-    hf_config = CASES[request.param]()
-    torch.manual_seed(7)
-    hf = transformers.AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager").eval().float()
-    with torch.no_grad():
-        for name, parameter in hf.named_parameters():
-            # Larger than the initialiser's 0.02, so that every part leaves a mark on the logits; norms away from 1.
-            parameter.copy_(
-                torch.randn_like(parameter) * 0.12 + (1.0 if "norm" in name and "gemma" not in request.param else 0.0)
-            )
-    config = ModelConfig.from_dict({**hf_config.to_dict(), "architectures": [type(hf).__name__]})
-    return hf, from_transformers(hf, config)
+    return cases.pair(request.param)
 
 
-def reference(hf, ids: list[int]) -> torch.Tensor:
-    with torch.inference_mode():
-        return hf(torch.tensor([ids])).logits[0].float()
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    return torch.randint(0, 131, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+def test_every_registered_family_has_a_case(request):
+    classes = {cases.CASES[name]().model_type for name in cases.CASES}
+    assert len(classes) == len(FAMILIES)
 
 
 @pytest.mark.parametrize("attention", [SDPAAttention, ReferenceAttention])
@@ -115,7 +77,7 @@ def test_layer_groups_follow_the_windows():
     assert groups == {"sliding9": (0, 1, 2, 3, 4, 6), "full": (5,)}
 
 
-def test_R45_head_dim_is_not_hidden_size_over_heads(pair):
-    _, ours = pair
+def test_R45_head_dim_is_not_hidden_size_over_heads():
+    _, ours = cases.pair("llama-head-dim")
     attention = ours.model.layers[0].self_attn
-    assert attention.qkv_proj.wants()["q_proj.weight"] == (attention.heads * ours.config.head_dim, ours.config.hidden_size)
+    assert attention.qkv_proj.wants()["q_proj.weight"] == (6 * 24, 48)
