@@ -21,7 +21,9 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Callable
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +39,9 @@ from kvant.types import StepInput
 
 ROOT = Path(__file__).parent.parent
 MAX_LEN = 4608
-START_TOKENS = 8
+START_TOKENS, START_CONTEXT = 8, 2048
 MEAN_GATE, TAIL_GATE = 0.15, 0.5  # of |log-probability - fp32's|: mean and 99th percentile; 8-bit activations cost 0.06-0.1
+NEAR_TIE = 0.5  # two first tokens whose log-probabilities differ less are both right for an engine that rounds
 
 
 class Row(NamedTuple):
@@ -107,11 +110,11 @@ class Kvant:
                 times[output.request_id] += [time.perf_counter()] * len(output.token_ids)
         return list(times.values())
 
-    def start(self, prompt: str, tokens: int) -> Launch:
+    def start(self, prompt: str, tokens: int, context: int) -> Launch:
         """`kvant run` in a process of its own, as from a terminal."""
         program = str(Path(sysconfig.get_path("scripts")) / "kvant")
-        options = ["--max-tokens", str(tokens), "--temperature", "0", "--threads", str(self.threads)]
-        return launch([program, "run", self.model, "--prompt", prompt, *options])
+        sizes = ["--max-tokens", str(tokens), "--max-model-len", str(context), "--threads", str(self.threads)]
+        return launch([program, "run", self.model, "--prompt", prompt, "--temperature", "0", *sizes])
 
 
 def reference(model: str) -> list[dict[str, Any]]:
@@ -130,13 +133,15 @@ def check_equal(kvant: Kvant, peer: LlamaCpp, items: list[dict[str, Any]]) -> di
             away += [abs(ours[token].logprob - value) for token, value in theirs if ours and token in ours]
     mean, tail = statistics.mean(away), sorted(away)[int(0.99 * len(away))]
     assert mean < MEAN_GATE and tail < TAIL_GATE, f"log-probabilities are {mean:.3f} away from fp32, 99 %: {tail:.3f}"
-    answer = peer.start(items[0]["text_in"], START_TOKENS).text
-    assert answer.split()[0] == items[0]["text"].split()[0], f"llama.cpp answers {answer!r}"
+    answer = peer.start(items[0]["text_in"], START_TOKENS, START_CONTEXT).text
+    best = items[0]["top5"][0]
+    fitting = [kvant.llm.tokenizer.decode([token]).strip() for token, value in best if value > best[0][1] - NEAR_TIE]
+    assert answer.startswith(tuple(fitting)), f"llama.cpp answers {answer!r}, fp32 begins with one of {fitting}"
     return {"kvant_mean": round(mean, 4), "kvant_p99": round(tail, 4), "count": len(away), "llama.cpp": answer}
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All rounds of the wanted rows. The first is run twice: what only the first sees (page cache, clocks) is dropped."""
+    """All rounds of the wanted rows."""
     programs = build_llama_cpp.programs()
     if programs is None:
         sys.exit("error: llama.cpp has not been built; run: python -m benchmarks.peers.build_llama_cpp (12 minutes)")
@@ -150,49 +155,69 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         from benchmarks.peers.hf import Transformers
 
         third = Transformers(file, arguments.threads)
+    bench = Bench(kvant, peer, third, Machine(), arguments.patience)
     samples: Samples = {name: [] for name in arguments.rows}
-    loads = dict.fromkeys(row.load for row in ROWS if row.scenario in samples)
-    machine = Machine()
     for number in range(arguments.rounds):
-        for load in loads:
-            engines = {"kvant": lambda load=load: kvant.pace(load)}
-            engines |= {f"llama.cpp {fa}": lambda load=load, fa=fa: peer.pace(load, fa) for fa in SETTINGS}
-            if third is not None:
-                engines["transformers"] = lambda load=load: third.pace(load, kvant.prompts(load))
-            paces = {name: engines[name]() for name in alternate(list(engines), number)}
-            for row in ROWS:
-                if row.load == load and row.scenario in samples:
-                    values = {name: getattr(pace, row.part) for name, pace in paces.items()}
-                    samples[row.scenario].append(values)
-                    show(number, row.scenario, values)
-        if samples.keys() & START_ROWS.keys():
-            measure_start(kvant, peer, items[0], number, samples)
-        print(f"round {number}: others used {machine.lap():.2f} cores", flush=True)
-    return {"equality": equality, "others_cores": machine.laps, "rows": [summary(*entry) for entry in samples.items()]}
+        for load in dict.fromkeys(row.load for row in ROWS if row.scenario in samples):
+            wanted = {row.scenario: row.part for row in ROWS if row.load == load and row.scenario in samples}
+            record(number, samples, bench.paces(load, wanted, number))
+        if wanted := samples.keys() & START_ROWS.keys():
+            starts = bench.starts(items[0], number)
+            record(number, samples, {scenario: starts[scenario] for scenario in wanted})
+    return {"equality": equality, "rows": [summary(*entry) for entry in samples.items()]}
+
+
+class Bench(NamedTuple):
+    """The engines of one benchmark, and the machine that they share with others."""
+
+    kvant: Kvant
+    peer: LlamaCpp
+    third: Any  # Transformers, whose import costs seconds; or None
+    machine: Machine
+    patience: float
+
+    def paces(self, load: Load, wanted: dict[str, str], number: int) -> dict[str, dict[str, float]]:
+        """One run of every engine: per wanted row, its part of each."""
+        engines: dict[str, Callable[[], Pace]] = {"kvant": lambda: self.kvant.pace(load)}
+        for setting in SETTINGS:
+            engines[f"llama.cpp {setting}"] = partial(self.peer.pace, load, setting)
+        if self.third is not None:
+            engines["transformers"] = lambda: self.third.pace(load, self.kvant.prompts(load))
+        paces, others = self._in_turn(engines, number)
+        return {
+            scenario: {name: getattr(pace, part) for name, pace in paces.items()} | {"others": others}
+            for scenario, part in wanted.items()
+        }
+
+    def starts(self, item: dict[str, Any], number: int) -> dict[str, dict[str, float]]:
+        """Both programs from the command line to the first byte of an answer to the same prompt."""
+        engines = {
+            "kvant": lambda: self.kvant.start(item["prompt"], START_TOKENS, START_CONTEXT),
+            "llama.cpp": lambda: self.peer.start(item["text_in"], START_TOKENS, START_CONTEXT),
+        }
+        runs, others = self._in_turn(engines, number)
+        return {
+            "start": {name: run.first_byte for name, run in runs.items()} | {"others": others},
+            "peak_memory": {name: run.peak_bytes / 1e6 for name, run in runs.items()} | {"others": others},
+        }
+
+    def _in_turn(self, engines: dict[str, Callable[[], Any]], number: int) -> tuple[dict[str, Any], float]:
+        """What each engine gives, measured in alternating order; and the cores that others used meanwhile."""
+        self.machine.settle(self.patience)
+        results = {name: engines[name]() for name in alternate(list(engines), number)}
+        return results, self.machine.lap()
 
 
 def alternate(names: list[str], number: int) -> list[str]:
     return names[::-1] if number % 2 else names
 
 
-def measure_start(kvant: Kvant, peer: LlamaCpp, item: dict[str, Any], number: int, samples: Samples) -> None:
-    """Both programs from the command line to the first byte of an answer to the same prompt."""
-    engines = {
-        "kvant": lambda: kvant.start(item["prompt"], START_TOKENS),
-        "llama.cpp": lambda: peer.start(item["text_in"], START_TOKENS),
-    }
-    runs = {name: engines[name]() for name in alternate(list(engines), number)}
-    values = {
-        "start": {name: run.first_byte for name, run in runs.items()},
-        "peak_memory": {name: run.peak_bytes / 1e6 for name, run in runs.items()},
-    }
-    for scenario in samples.keys() & START_ROWS.keys():
-        samples[scenario].append(values[scenario])
-        show(number, scenario, values[scenario])
-
-
-def show(number: int, scenario: str, values: dict[str, float]) -> None:
-    print(f"round {number} {scenario:24s}" + "".join(f"{name} {value:.4g}   " for name, value in values.items()), flush=True)
+def record(number: int, samples: Samples, measured: dict[str, dict[str, float]]) -> None:
+    for scenario, values in measured.items():
+        samples[scenario].append(values)
+        print(
+            f"round {number} {scenario:24s}" + "".join(f"{name} {value:.4g}   " for name, value in values.items()), flush=True
+        )
 
 
 def summary(scenario: str, rounds: list[dict[str, float]]) -> dict[str, Any]:
@@ -201,7 +226,8 @@ def summary(scenario: str, rounds: list[dict[str, float]]) -> dict[str, Any]:
     sign = -1 if scenario in START_ROWS else 1
     medians = {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
     best = max((name for name in medians if name.startswith("llama.cpp")), key=lambda name: sign * medians[name])
-    row = {"scenario": scenario, "unit": unit, "value": spread([r["kvant"] for r in rounds])}
+    row = {"scenario": scenario, "unit": unit, "others_cores": spread([r["others"] for r in rounds])}
+    row["value"] = spread([r["kvant"] for r in rounds])
     for name, peer in (("llama.cpp", best), ("transformers", "transformers")):
         if peer in medians:
             ratios = [(r["kvant"] / r[peer]) ** sign for r in rounds]
@@ -217,13 +243,15 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = [f"{'':26s}{'Kvant':>10s}{'llama.cpp':>12s}   ratio (range)"]
+    lines = [f"{'':32s}{'Kvant':>8s}{'llama.cpp':>12s}   ratio (range)        cores that others used"]
     for row in rows:
         peer = row["llama.cpp"]
-        ratio = "{median:.2f} ({min:.2f}-{max:.2f})".format(**peer["ratio"])
-        setting = f"   flash attention {peer['flash_attention']}" if "flash_attention" in peer else ""
         name = f"{row['scenario']} [{row['unit']}]"
-        lines.append(f"{name:26s}{row['value']['median']:>10.4g}{peer['value']['median']:>12.4g}   {ratio}{setting}")
+        medians = f"{row['value']['median']:>8.4g}{peer['value']['median']:>12.4g}"
+        ratio = "{median:.2f} ({min:.2f}-{max:.2f})".format(**peer["ratio"])
+        others = "{median:.2f} ({min:.2f}-{max:.2f})".format(**row["others_cores"])
+        setting = f"   flash attention {peer['flash_attention']}" if "flash_attention" in peer else ""
+        lines.append(f"{name:32s}{medians}   {ratio:18s}   {others}{setting}")
     return "\n".join(lines)
 
 
@@ -233,6 +261,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--model", default="smollm2-135m", help="an alias with a reference in tests/data")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--patience", type=float, default=0, metavar="S", help="wait up to S seconds for quiet, each time")
     parser.add_argument("--transformers", action="store_true", help="measure transformers (bf16) as well")
     parser.add_argument("--output", type=Path, help="write a JSON file")
     arguments = parser.parse_args()

@@ -34,11 +34,11 @@ class LlamaCpp:
         line = self._json("llama-batched-bench", *lengths, "-fa", flash_attention, "--output-format", "jsonl")
         return Pace(line["speed_pp"], line["speed_tg"], load.streams * load.new / line["t"])
 
-    def start(self, text: str, tokens: int) -> Launch:
+    def start(self, text: str, tokens: int, context: int) -> Launch:
         """A process of its own that answers `text` with at most `tokens` tokens. Without its warm-up, which costs time."""
         program = str(self.programs["llama-completion"])
         plain = ["-no-cnv", "--no-display-prompt", "--no-warmup", "--simple-io", "--no-escape", "--temp", "0"]
-        return launch([program, *self.common, "-p", text, "-n", str(tokens), *plain])
+        return launch([program, *self.common, "-p", text, "-n", str(tokens), "-c", str(context), *plain])
 
     def _bench(self, load: Load, flash_attention: str) -> Pace:
         if load.new == 1:

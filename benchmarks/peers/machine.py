@@ -1,22 +1,26 @@
 """The machine under a measurement: what it is, and how much of it others used meanwhile.
 
 A benchmark that shares its cores measures the neighbours. `lap` says how many cores were busy with work that is neither
-this process's nor that of the programs it started, so that a result can be told from a quiet machine and from a busy one.
+this process's nor that of the programs it started, so that a result from a quiet machine can be told from one of a busy
+machine; `settle` waits for the neighbours to finish.
 """
 
 import os
 import platform
 import resource
+import time
 from pathlib import Path
 
 from kvant.config.hardware import detect
+
+QUIET = 0.1  # cores: what a system does in the background
+GLANCE = 0.5  # seconds
 
 
 class Machine:
     """A stopwatch for other people's CPU time."""
 
     def __init__(self) -> None:
-        self.laps: list[float] = []
         self._last = self._read()
 
     def lap(self) -> float:
@@ -24,8 +28,16 @@ class Machine:
         now = self._read()
         wall, busy, own = (after - before for after, before in zip(now, self._last, strict=True))
         self._last = now
-        self.laps.append(round(max(0.0, busy - own) / wall, 3))
-        return self.laps[-1]
+        return max(0.0, busy - own) / wall
+
+    def settle(self, patience: float) -> None:
+        """Returns once others have been quiet for a moment, or after `patience` seconds. Begins a new lap."""
+        end = time.monotonic() + patience
+        self._last = self._read()
+        while time.monotonic() < end:
+            time.sleep(GLANCE)
+            if self.lap() < QUIET:
+                return
 
     @staticmethod
     def _read() -> tuple[float, float, float]:
@@ -36,7 +48,7 @@ class Machine:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         own = sum(usage.ru_utime + usage.ru_stime for usage in used)
         busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-        return os.times().elapsed, busy, own
+        return time.monotonic(), busy, own
 
     @staticmethod
     def describe() -> dict[str, object]:

@@ -19,16 +19,18 @@ def test_summary_takes_the_better_setting_of_the_peer_and_the_ratio_of_every_rou
         {"kvant": 90.0, "llama.cpp off": 60.0, "llama.cpp on": 70.0},
         {"kvant": 300.0, "llama.cpp off": 100.0, "llama.cpp on": 40.0},
     ]
-    row = cpu.summary("one_short", rounds)
+    row = cpu.summary("one_short", [r | {"others": 0.1} for r in rounds])
+    assert row["others_cores"]["max"] == 0.1
     assert row["value"] == {"median": 200, "min": 90, "max": 300}
     assert row["llama.cpp"]["flash_attention"] == "off"
     assert row["llama.cpp"]["value"] == {"median": 100, "min": 60, "max": 100}
     assert row["llama.cpp"]["ratio"] == {"median": 2, "min": 1.5, "max": 3}
-    assert "2.00 (1.50-3.00)   flash attention off" in cpu.table([row])
+    assert "2.00 (1.50-3.00)" in cpu.table([row])
+    assert cpu.table([row]).endswith("flash attention off")
 
 
 def test_ratio_of_times_and_bytes_is_above_one_where_kvant_needs_less():
-    row = cpu.summary("start", [{"kvant": 0.25, "llama.cpp": 0.5}])
+    row = cpu.summary("start", [{"kvant": 0.25, "llama.cpp": 0.5, "others": 0}])
     assert row["llama.cpp"]["ratio"]["median"] == 2
     assert row["unit"] == "s"
 
@@ -108,7 +110,26 @@ def test_others_are_whoever_is_neither_this_process_nor_its_children(monkeypatch
     monkeypatch.setattr(Machine, "_read", staticmethod(lambda: next(readings)))
     machine = Machine()
     assert [machine.lap(), machine.lap()] == [0.5, 0.0]
-    assert machine.laps == [0.5, 0.0]
+
+
+def settled(monkeypatch, loads: list[float], patience: float) -> int:
+    """How often the machine was looked at; the last of `loads` stays."""
+    machine, seen = Machine(), []
+
+    def lap() -> float:
+        seen.append(loads[min(len(seen), len(loads) - 1)])
+        return seen[-1]
+
+    monkeypatch.setattr("benchmarks.peers.machine.GLANCE", 0.01)
+    monkeypatch.setattr(machine, "lap", lap)
+    machine.settle(patience)
+    return len(seen)
+
+
+def test_settling_waits_for_quiet_neighbours_but_not_for_ever(monkeypatch):
+    assert settled(monkeypatch, [2.0], patience=0) == 0
+    assert settled(monkeypatch, [2.0, 1.5, 0.3, 0.05], patience=60) == 4
+    assert 1 <= settled(monkeypatch, [2.0], patience=0.1) <= 10
 
 
 def test_the_barrier_is_put_in_once_and_a_tree_that_differs_is_refused(tmp_path):
