@@ -42,7 +42,7 @@ class Line(NamedTuple):
     """One measurement. Times in microseconds."""
 
     name: str
-    error: float
+    error: float | None  # None: the sum of others
     ours: float
     floor: float
     torch: float | None
@@ -335,7 +335,7 @@ STACKS = {"llama-3-8b": Stack(32, 4096, 14336, 32, 8), "qwen3-0.6b": Stack(28, 1
 
 
 def step_lines(top: Ceilings) -> Iterator[Line]:
-    """All layers of one decode step, as the engine would launch them: nine launches a layer."""
+    """All layers of one decode step at context 200: nine launches a layer. "torch" has cuBLAS for the products only."""
     for name, stack in STACKS.items():
         for rows in (1, 8, 64):
             case = paged([(1, 200)] * rows, stack.heads, stack.kv_heads, 128)
@@ -347,12 +347,15 @@ def step_lines(top: Ceilings) -> Iterator[Line]:
             moved = stack.layers * 2 * sum(outs * size for outs, size in zip(widths, sizes, strict=True))
             ours = timed([partial(one_step, stack, case, weights, linear.linear)], 10, 2)
             peer = timed([partial(one_step, stack, case, weights, F.linear)], 10, 2)
-            yield Line(f"step/{name}/{rows}", 0.0, ours, moved / top.bandwidth * 1e6, peer, "bytes")
+            yield Line(f"step/{name}/{rows}", None, ours, moved / top.bandwidth * 1e6, peer, "bytes")
+            if rows == 1:
+                ours = timed([partial(one_step_fused, stack, case, weights)], 10, 2)
+                yield Line(f"step fused/{name}/1", None, ours, moved / top.bandwidth * 1e6, peer, "bytes")
             del weights
 
 
 def one_step(stack: Stack, case: Paged, weights: list[list[torch.Tensor]], multiply: Callable) -> torch.Tensor:
-    """One decode step over `case`; every layer uses the same cache. `torch` in its line means cuBLAS for the products only."""
+    """One decode step over `case`; every layer uses the same cache."""
     rows, ones = case.q.shape[0], torch.ones(stack.hidden, device="cuda")
     x, delta = torch.zeros(rows, stack.hidden, device="cuda"), torch.ones(rows, stack.hidden, device="cuda", dtype=BF16)
     split = [stack.heads * 128, stack.kv_heads * 128, stack.kv_heads * 128]
@@ -371,6 +374,22 @@ def one_step(stack: Stack, case: Paged, weights: list[list[torch.Tensor]], multi
     return x + delta
 
 
+def one_step_fused(stack: Stack, case: Paged, weights: list[list[torch.Tensor]]) -> torch.Tensor:
+    """The same for one row, with norms, gate and additions inside the products: six launches a layer."""
+    ones, x = torch.ones(stack.hidden, device="cuda"), torch.ones(1, stack.hidden, device="cuda")
+    split = [stack.heads * 128, stack.kv_heads * 128, stack.kv_heads * 128]
+    inv_freq, slots = torch.ones(64, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+    plan = paged_decode.plan(case, None, paged_decode.choose_cut(case))
+    out = torch.empty_like(case.q)
+    for qkv, o, gate_up, down in weights:
+        q, k, v = (part.view(1, -1, 128) for part in linear.norm_linear(x, ones, 1e-6, qkv).split(split, -1))
+        q = rotary.rotary_and_store(q, k, v, slots, inv_freq, slots, case.keys, case.values)
+        paged_decode.paged_decode(case._replace(q=q), Scores(128**-0.5), plan, out)
+        x = linear.linear_add(out.view(1, -1), o, x)
+        x = linear.linear_add(linear.norm_gated_linear(x, ones, 1e-6, gate_up, "silu"), down, x)
+    return x
+
+
 SECTIONS = {
     "step": step_lines,
     "norm": norm_lines,
@@ -387,7 +406,8 @@ def show(line: Line, top: Ceilings) -> str:
     peer = f"{line.torch:10.1f} {line.torch / line.ours:6.2f}x" if line.torch else ""
     unit = "TB/s" if line.bound == "bytes" else "TFLOP/s"
     times = f"{line.ours:10.1f} {line.floor:10.1f} {line.fraction:6.2f} {rate:7.2f} {unit:8s}"
-    return f"{line.name:42s} {line.error:8.1e} {times}{peer}"
+    wrong = "" if line.error is None else f"{line.error:.1e}"
+    return f"{line.name:42s} {wrong:>8s} {times}{peer}"
 
 
 def record(line: Line, about: dict) -> dict:
@@ -398,7 +418,7 @@ def record(line: Line, about: dict) -> dict:
         "floor": round(line.floor, 2),
         "fraction": round(line.fraction, 3),
         "torch": line.torch and round(line.torch, 2),
-        "relative_error": float(f"{line.error:.2e}"),
+        "relative_error": None if line.error is None else float(f"{line.error:.2e}"),
     }
     return measured | about
 

@@ -22,6 +22,17 @@ def gated_reference(gate_up: Tensor, activation: str) -> Tensor:
 
 
 @triton.jit
+def activated(gate, ACTIVATION: tl.constexpr):
+    """act(gate), fp32."""
+    if ACTIVATION == "silu":
+        return gate * tl.sigmoid(gate)
+    elif ACTIVATION == "gelu":
+        return gate * (0.5 * (1.0 + tl.erf(gate * 0.7071067811865476)))
+    else:  # 0.5 (1 + tanh(z)) = sigmoid(2z)
+        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+
+
+@triton.jit
 def _gated_kernel(
     gate_up,
     out,
@@ -38,13 +49,7 @@ def _gated_kernel(
     inside = column < SIZE
     gate = tl.load(gate_up + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + SIZE + column, mask=inside, other=0.0).to(tl.float32)
-    if ACTIVATION == "silu":
-        gate *= tl.sigmoid(gate)
-    elif ACTIVATION == "gelu":
-        gate *= 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
-    else:  # 0.5 (1 + tanh(z)) = sigmoid(2z)
-        gate *= tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    tl.store(out + row * SIZE + column, (gate * up).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * SIZE + column, (activated(gate, ACTIVATION) * up).to(out.dtype.element_ty), mask=inside)
 
 
 def gated_triton(gate_up: Tensor, activation: str) -> Tensor:

@@ -2,8 +2,7 @@
 
     bytes 2 N K,  operations 2 M N K:  on an H200 (4.2 TB/s, 700 TFLOP/s) reading is the limit up to M of about 170
 
-    M = 1       a product of vectors: a program takes ROWS rows of W and multiplies them element by element, every load of a
-                tile in flight at once. Summing along K happens once, at the end.
+    M = 1       one_row.py
     M <= 64     tensor cores, with W as the left operand (y^T = W x^T), so that its rows fill the 64 rows of an instruction
                 and x, padded to 16, 32 or 64, costs little.
 
@@ -25,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kvant.kernels import one_row
+from kvant.kernels.gated import gated
 from kvant.kernels.language import (
     INTERPRETED,
     begins_early,
@@ -37,42 +38,13 @@ from kvant.kernels.language import (
     triton,
     wait_for_inputs,
 )
+from kvant.kernels.rms_norm import rms_norm
 
 MAX_ROWS = 64  # from here on cuBLAS
 
 
 def linear_reference(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight)
-
-
-@triton.jit
-def _vector_kernel(
-    x,
-    weight,
-    out,
-    num_outs,
-    SIZE: tl.constexpr,  # K
-    ROWS: tl.constexpr,  # of W, per program
-    COLUMNS: tl.constexpr,  # of W, per pass
-    EARLY: tl.constexpr,
-):
-    let_next_begin(EARLY)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)
-    inside = row < num_outs
-    start = weight + row.to(tl.int64)[:, None] * SIZE
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in tl.static_range(0, SIZE, COLUMNS):
-        place = first + column
-        mask = inside[:, None]
-        if first + COLUMNS > SIZE:
-            mask = mask & (place < SIZE)[None, :]
-        w = tl.load(start + place[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
-        if first == 0:
-            wait_for_inputs(EARLY)  # the first weights are on their way while the kernel before finishes
-        values = tl.load(x + place, mask=place < SIZE, other=0.0, eviction_policy="evict_last")
-        total += w.to(tl.float32) * values.to(tl.float32)[None, :]
-    tl.store(out + row, tl.sum(total, axis=1).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -155,34 +127,10 @@ def skinny_shape(rows: int, outs: int, size: int, processors: int) -> Shape:
     return Shape(64, 128, parts, 4, 3 if crowded else 5)
 
 
-def vector_shape(size: int) -> tuple[int, int, int]:
-    """Rows of W per program, columns per pass, warps. Chosen by sweeps on an H200 (docs/kernels.md)."""
-    if size > 8192:
-        return 2, 2048, 4  # K = 14,336: 26.7 us, against 27.8 with 4 rows, 4,096 columns and 8 warps
-    if size <= 1024:
-        return 4, power_of_two(size), 4  # K = 1,024: 4.2 us, against 4.4 to 4.9
-    if size % 2048:
-        return 2, min(power_of_two(size), 4096), 4  # K = 3,072: 2.5 us, against 2.8 to 3.1
-    return 4, 2048, 8  # K = 4,096: 8.1 us for 4,096 outs, against 8.6 to 9.3
-
-
 @cache
 def _arrivals(device: torch.device) -> Tensor:
     """Counters that every launch leaves at zero. One stream per device may use them at a time."""
     return torch.zeros(4096, dtype=torch.int32, device=device)
-
-
-def vector_triton(x: Tensor, weight: Tensor, shape: tuple[int, int, int] | None = None) -> Tensor:
-    """`x` [1, K] -> [1, N]."""
-    outs, size = weight.shape
-    out = torch.empty((1, outs), dtype=x.dtype, device=x.device)
-    rows, columns, warps = shape or vector_shape(size)
-    grid = (cdiv(outs, rows),)
-    early = begins_early(x.device)
-    _vector_kernel[grid](
-        x, weight, out, outs, SIZE=size, ROWS=rows, COLUMNS=columns, EARLY=early, launch_pdl=early, num_warps=warps
-    )
-    return out
 
 
 def skinny_triton(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Tensor:
@@ -227,4 +175,25 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     if not on_gpu(x) or not 0 < rows <= MAX_ROWS or x.element_size() > 2:
         return linear_reference(x, weight)
     x = x if x.stride(-1) == 1 else x.contiguous()
-    return vector_triton(x, weight) if rows == 1 else skinny_triton(x, weight)
+    return one_row.linear_triton(x, weight) if rows == 1 else skinny_triton(x, weight)
+
+
+def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+    """`x` [T, K] fp32, `norm_weight` [K] fp32, `weight` [N, K] -> W norm(x), [T, N] in weight's dtype."""
+    if on_gpu(x) and x.shape[0] == 1:
+        return one_row.norm_linear_triton(x, norm_weight, eps, weight)
+    return linear(rms_norm(x, norm_weight, eps, weight.dtype), weight)
+
+
+def norm_gated_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, activation: str) -> Tensor:
+    """`x` [T, K] fp32, `weight` [2F, K], gate above up -> act(G norm(x)) * (U norm(x)), [T, F] in weight's dtype."""
+    if on_gpu(x) and x.shape[0] == 1:
+        return one_row.norm_gated_linear_triton(x, norm_weight, eps, weight, activation)
+    return gated(norm_linear(x, norm_weight, eps, weight), activation)
+
+
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+    """`x` [T, K], `weight` [N, K], `residual` [T, N] fp32 -> residual + W x, [T, N] fp32."""
+    if on_gpu(x) and x.shape[0] == 1:
+        return one_row.linear_add_triton(x, weight, residual)
+    return residual + linear(x, weight)

@@ -14,6 +14,9 @@ _HOMES = {
     "apply_rotary": "rotary",
     "rotary_and_store": "rotary",
     "linear": "linear",
+    "norm_linear": "linear",
+    "norm_gated_linear": "linear",
+    "linear_add": "linear",
     "gated": "gated",
     "soft_cap": "soft_cap",
 }

@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvant.kernels import gated, gathered_prefill, linear, paged_decode, paged_prefill, rms_norm, rotary
+from kvant.kernels import gated, gathered_prefill, linear, one_row, paged_decode, paged_prefill, rms_norm, rotary
 
 B, F, I, L, NUMBER = "*bf16", "*fp32", "*i32", "*i64", "i32"  # noqa: E741
 TILE = "tensordesc<bf16[64, 128]>"
@@ -42,9 +42,9 @@ CASES = [
         dict(num_warps=4),
     ),
     (
-        linear._vector_kernel,
-        dict(x=B, weight=B, out=B, num_outs=NUMBER),
-        dict(SIZE=4096, ROWS=4, COLUMNS=4096),
+        one_row._one_row_kernel,
+        dict(x=F, weight=B, out=B, norm_weight=F, residual=F, eps="fp32", num_outs=NUMBER),
+        dict(SIZE=4096, ROWS=2, COLUMNS=4096, NORM=True, GATE="silu", ADD=False),
         dict(num_warps=8),
     ),
     (

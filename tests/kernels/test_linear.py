@@ -8,13 +8,6 @@ from kvant.kernels.language import cdiv
 from tests.kernels.compare import DTYPES, assert_close, rand
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("outs", "size"), [(5, 33), (19, 5000)])
-def test_one_row(outs, size, dtype):
-    x, weight = rand(1, size, dtype=dtype), rand(outs, size, dtype=dtype)
-    assert_close(op.vector_triton(x, weight), x.double() @ weight.double().T)
-
-
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "outs", "size"), [(2, 17, 96), (17, 40, 100)])
