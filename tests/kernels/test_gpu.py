@@ -53,7 +53,8 @@ def test_attention(heads, kv_heads, size, scores):
         assert_close(out[several], expected[several])
 
 
-def test_launches_that_overlap_read_what_the_one_before_wrote():
+@pytest.mark.parametrize("fused", [False, True])
+def test_launches_that_overlap_read_what_the_one_before_wrote(fused):
     """Forty layers in a graph, each launch beginning while the one before still runs, against one launch at a time."""
     size, hidden = 2048, 5504
     weights = [(rand(2 * hidden, size, dtype=BF16) * 0.02, rand(size, hidden, dtype=BF16) * 0.02) for _ in range(40)]
@@ -63,6 +64,12 @@ def test_launches_that_overlap_read_what_the_one_before_wrote():
     def forward(pause) -> torch.Tensor:
         x, delta = start, start.to(BF16)
         for up, down in weights:
+            if fused:
+                narrow = linear.norm_gated_linear(x, ones, 1e-6, up, "silu")
+                pause()
+                x = linear.linear_add(narrow, down, x)
+                pause()
+                continue
             x, normed = rms_norm.add_rms_norm(x, delta, ones, 1e-6, BF16)
             pause()
             wide = linear.linear(normed, up)
