@@ -89,39 +89,41 @@ class ModelConfig:
         )
 
     def _check(self) -> None:
-        for name in (
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "rotary_dim",
-            "vocab_size",
-            "max_position_embeddings",
-        ):
-            _check_count(name, getattr(self, name))
-        for name, least in _NUMBERS.items():
-            value = getattr(self, name)
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, (int, float)) or not least < value < 1e15
-            ):
-                raise CheckpointError(f"the model's {name} must be a number above {least}, not {str(value)[:40]!r}")
+        self._check_values()
+        self._check_rotary()
+        self._check_layers()
         if self.num_attention_heads % self.num_key_value_heads:
             raise CheckpointError(
                 f"num_attention_heads ({self.num_attention_heads}) is no multiple of "
                 f"num_key_value_heads ({self.num_key_value_heads})"
             )
-        self._check_rotary()
         if self.hidden_activation not in ACTIVATIONS:
             raise UnsupportedError(
-                f"activation {self.hidden_activation!r} is not built here; supported: {', '.join(ACTIVATIONS)}"
+                f"activation {str(self.hidden_activation)[:40]!r} is not built here; supported: {', '.join(ACTIVATIONS)} "
+                "(see docs/models.md)"
             )
+
+    def _check_values(self) -> None:
+        for name in _COUNTS:
+            _check_count(name, getattr(self, name))
+        for name in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise CheckpointError(f"the model's {name} must be true or false, not {str(value)[:40]!r}")
+        for name, least in _NUMBERS.items():
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (is_number and least < value < 1e15):
+                raise CheckpointError(f"the model's {name} must be a number above {least}, not {str(value)[:40]!r}")
+
+    def _check_layers(self) -> None:
         if len(self.layer_types) != self.num_hidden_layers:
             raise CheckpointError(f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} layers")
         for kind in self.layer_types:
             if kind not in LAYER_TYPES:
-                raise UnsupportedError(f"layer type {kind!r} is not built here; supported: {', '.join(LAYER_TYPES)}")
+                raise UnsupportedError(
+                    f"layer type {str(kind)[:40]!r} is not built here; supported: {', '.join(LAYER_TYPES)} (see docs/models.md)"
+                )
         if "sliding_attention" in self.layer_types and self.sliding_window is None:
             raise CheckpointError("the model has sliding_attention layers but no sliding_window")
         if self.no_rope_layers and len(self.no_rope_layers) < self.num_hidden_layers:
@@ -162,6 +164,17 @@ class CacheGroup:
         return 2 * len(self.layers) * self.block_size * self.num_kv_heads * self.head_dim * itemsize
 
 
+_COUNTS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rotary_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
 # What must be a number, and above what. A base of 1 would turn every pair alike.
 _NUMBERS = {
     "rms_norm_eps": 0,
@@ -185,7 +198,9 @@ def _with_defaults(raw: dict[str, Any]) -> dict[str, Any]:
     if "architecture" not in values:
         if not architectures:
             raise CheckpointError("the model's config names no architecture (key 'architectures')")
-        values["architecture"] = architectures[0]
+        values["architecture"] = architectures[0] if isinstance(architectures, (list, tuple)) else architectures
+    if not isinstance(values["architecture"], str):
+        raise CheckpointError(f"the model's architecture is {str(values['architecture'])[:40]!r}, not the name of a class")
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         if name not in values:
             raise CheckpointError(f"the model's config lacks {name!r}")
