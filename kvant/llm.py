@@ -16,23 +16,37 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import fields
 from typing import Any
 
 from kvant.config.engine import DEFAULT_MODEL, EngineConfig
 from kvant.config.sampling import SamplingParams
 from kvant.engine.async_engine import AsyncEngine
 from kvant.engine.outputs import RequestOutput, RequestText, StreamEvent, joined
-from kvant.errors import ConfigError, GenerationError, RequestError
+from kvant.engine.prompts import (
+    Encoded,
+    Messages,
+    Prompt,
+    encode_any,
+    encode_conversation,
+    encode_conversations,
+    encode_prompt,
+    encode_prompts,
+    is_conversation,
+    params_for,
+)
+from kvant.engine.turns import Turns
+from kvant.errors import ConfigError, GenerationError
 from kvant.tokenizer.tokenizer import Tokenizer
 from kvant.types import Request, StepInput
 
-Prompt = str | Sequence[int] | dict[str, Any]
-Messages = Sequence[dict[str, Any]]
-Encoded = tuple[str | None, list[int]]  # a prompt's text, where it has one of its own, and its ids
-
 
 class LLM:
-    """A model, ready to answer. Keyword arguments are the fields of `EngineConfig`."""
+    """A model, ready to answer. Keyword arguments are the fields of `EngineConfig`.
+
+    Without sampling parameters a request is drawn as the model's authors recommend (`default_sampling`), and a chat goes on
+    to the end of the context. Threads may share an LLM: what they ask at the same time is computed together.
+    """
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any):
         from kvant.engine.create import create
@@ -45,6 +59,7 @@ class LLM:
         self.default_sampling: dict[str, Any] = created.default_sampling
         self.notices: tuple[str, ...] = created.notices
         self.reasons: tuple[str, ...] = created.reasons
+        self._turns = Turns()
         self._texts: dict[str, RequestText] = {}
         self._streams: dict[str, deque[StreamEvent]] = {}  # events that wait for their reader
 
@@ -56,9 +71,8 @@ class LLM:
         All are checked before any is computed. A request that fails while it runs has finish_reason "error" and leaves the
         others alone.
         """
-        items = [prompts] if _is_single(prompts) else list(prompts)  # type: ignore[arg-type]
-        encoded = [_encode(self.tokenizer, item) for item in items]
-        return self._answer(encoded, sampling_params)
+        encoded = encode_prompts(self.tokenizer, prompts)
+        return self._answer(encoded, params_for(sampling_params, len(encoded), _recommended(self.default_sampling)))
 
     def chat(
         self,
@@ -67,63 +81,74 @@ class LLM:
         **template: Any,
     ) -> list[RequestOutput]:
         """Answers a conversation, or a list of them. `template` goes to the chat template (add_generation_prompt, ...)."""
-        conversations = [messages] if not messages or isinstance(messages[0], dict) else list(messages)
-        encoded = [_encode_chat(self.tokenizer, conversation, **template) for conversation in conversations]
-        return self._answer(encoded, sampling_params)
+        encoded = encode_conversations(self.tokenizer, messages, **template)
+        return self._answer(encoded, params_for(sampling_params, len(encoded), _recommended(self.default_sampling, chat=True)))
 
     def stream(self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None) -> Iterator[StreamEvent]:
         """The answer to one prompt or conversation, piece by piece. Closing the iterator cancels the request."""
-        text, ids = _encode_any(self.tokenizer, prompt)
+        text, ids = encode_any(self.tokenizer, prompt)
+        (params,) = params_for(sampling_params, 1, _recommended(self.default_sampling, chat=is_conversation(prompt)))
         # Checked here, so that a wrong request raises at once and not at the first `next`.
-        request = self.engine.request(ids, sampling_params or SamplingParams(), arrival=time.monotonic())
+        request = self.engine.request(ids, params, arrival=time.monotonic())
         return self._events(request, text)
 
     def count_tokens(self, messages: Messages) -> int:
         """How many prompt tokens the conversation takes."""
-        return len(self.tokenizer.encode_chat(list(messages)))
+        return len(encode_conversation(self.tokenizer, messages)[1])
 
-    def _answer(self, encoded: list[Encoded], sampling_params: Any) -> list[RequestOutput]:
-        params = _params_of(sampling_params, len(encoded))
+    def _answer(self, encoded: list[Encoded], params: list[SamplingParams]) -> list[RequestOutput]:
         now = time.monotonic()
         requests = [self.engine.request(ids, each, arrival=now) for (_, ids), each in zip(encoded, params, strict=True)]
-        texts = [self._start(request, text) for request, (text, _) in zip(requests, encoded, strict=True)]
+        texts: list[RequestText] = []
         try:
-            while not all(text.output.finished for text in texts):
-                self._step()
-        except BaseException:
+            for request, (text, _) in zip(requests, encoded, strict=True):
+                texts.append(RequestText(request, text, self.tokenizer, now))
+                self._start(texts[-1])
+
+            def finished() -> bool:
+                return all(text.output.finished for text in texts)
+
+            while not finished():
+                self._step(finished)
+        finally:
             for text in texts:  # Ctrl-C, or a fault of the engine: nothing may go on unseen
                 self._drop(text)
-            raise
-        for text in texts:
-            self._texts.pop(text.request.request_id, None)
         return [text.output for text in texts]
 
     def _events(self, request: Request, prompt: str | None) -> Iterator[StreamEvent]:
-        text = self._start(request, prompt)
-        events = self._streams[request.request_id] = deque()
+        text = RequestText(request, prompt, self.tokenizer, request.arrival)
+        events: deque[StreamEvent] = deque()
+
+        def has_news() -> bool:
+            return bool(events) or text.output.finished
+
         try:
+            self._streams[request.request_id] = events
+            self._start(text)
             while events or not text.output.finished:
                 while events:
                     yield events.popleft()
                 if not text.output.finished:
-                    self._step()  # another stream may have taken this one's steps: its events wait above
+                    self._step(has_news)  # another stream may have taken this one's steps: its events wait above
                     if not events:
                         yield StreamEvent(index=0, text="", token_ids=())  # a sign of life while a long prompt is computed
         finally:
-            del self._streams[request.request_id]
+            self._streams.pop(request.request_id, None)
             self._drop(text)
 
-    def _start(self, request: Request, prompt: str | None) -> RequestText:
-        text = RequestText(request, prompt, self.tokenizer, request.arrival)
-        self._texts[request.request_id] = text
-        self.engine.add(request)
-        return text
+    def _start(self, text: RequestText) -> None:
+        self._texts[text.request.request_id] = text
+        self.engine.add(text.request)
 
     def _drop(self, text: RequestText) -> None:
         if self._texts.pop(text.request.request_id, None) is not None and not text.output.finished:
             self.engine.abort(text.request.request_id)
 
-    def _step(self) -> None:
+    def _step(self, satisfied: Callable[[], bool]) -> None:
+        """One step for everybody, taken here or by another thread, unless the caller is `satisfied` already."""
+        self._turns.step(self._compute, satisfied)
+
+    def _compute(self) -> None:
         if not self.engine.has_work():
             raise GenerationError(
                 "the engine has nothing to compute although a request is unfinished; this is a fault in Kvant"
@@ -204,7 +229,7 @@ class AsyncLLM:
 
     async def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
         """The answer to one prompt, as it stands after each piece of news: one RequestOutput, which grows."""
-        async with aclosing(self._answer(_encode, prompt, sampling_params)) as answer:
+        async with aclosing(self._answer(encode_prompt, prompt, sampling_params)) as answer:
             async for output, _ in answer:
                 yield output
 
@@ -212,7 +237,7 @@ class AsyncLLM:
         self, messages: Messages, sampling_params: SamplingParams | None = None, **template: Any
     ) -> AsyncIterator[RequestOutput]:
         """The same for a conversation. `template` goes to the chat template (add_generation_prompt, ...)."""
-        async with aclosing(self._answer(_encode_chat, messages, sampling_params, **template)) as answer:
+        async with aclosing(self._answer(encode_conversation, messages, sampling_params, **template)) as answer:
             async for output, _ in answer:
                 yield output
 
@@ -220,14 +245,14 @@ class AsyncLLM:
         self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None
     ) -> AsyncIterator[StreamEvent]:
         """The answer piece by piece. A reader who is slower than the model gets larger pieces."""
-        async with aclosing(self._answer(_encode_any, prompt, sampling_params)) as answer:
+        async with aclosing(self._answer(encode_any, prompt, sampling_params)) as answer:
             async for _, events in answer:
                 for event in events:
                     yield event
 
     def count_tokens(self, messages: Messages) -> int:
         """How many prompt tokens the conversation takes."""
-        return len(self.tokenizer.encode_chat(list(messages)))
+        return len(encode_conversation(self.tokenizer, messages)[1])
 
     async def _answer(
         self, encode: Callable[..., Encoded], prompt: Any, sampling_params: SamplingParams | None, **template: Any
@@ -235,7 +260,9 @@ class AsyncLLM:
         engine = (await self.start()).engine
         # In a thread: long prompts and chat templates may take seconds, and other tasks go on meanwhile.
         prompt_text, ids = await asyncio.to_thread(encode, engine.tokenizer, prompt, **template)
-        with engine.answer(ids, sampling_params or SamplingParams()) as answer:
+        chat = encode is encode_conversation or (encode is encode_any and is_conversation(prompt))
+        (params,) = params_for(sampling_params, 1, _recommended(engine.default_sampling, chat=chat))
+        with engine.answer(ids, params) as answer:
             text = RequestText(answer.request, prompt_text, engine.tokenizer, answer.request.arrival)
             while not text.output.finished:
                 events = [text.receive(news.output, news.time) for news in await answer.take()]
@@ -243,51 +270,13 @@ class AsyncLLM:
 
 
 def _config(model: str, options: dict[str, Any]) -> EngineConfig:
-    try:
-        return EngineConfig(model=str(model), **options)
-    except TypeError as error:
-        raise ConfigError(f"unknown option: {error}; see EngineConfig for the options") from None
+    known = [f.name for f in fields(EngineConfig)]
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"unknown option {name!r}; known are {', '.join(known)}", param=name)
+    return EngineConfig(model=str(model), **options)
 
 
-def _encode_any(tokenizer: Tokenizer, prompt: Prompt | Messages) -> Encoded:
-    """A prompt or a conversation."""
-    if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict):
-        return _encode_chat(tokenizer, prompt)
-    return _encode(tokenizer, prompt)  # type: ignore[arg-type]
-
-
-def _encode_chat(tokenizer: Tokenizer, messages: Messages, **template: Any) -> Encoded:
-    return None, tokenizer.encode_chat(list(messages), **template)
-
-
-def _encode(tokenizer: Tokenizer, prompt: Prompt) -> Encoded:
-    if isinstance(prompt, str):
-        return prompt, tokenizer.encode(prompt)
-    if isinstance(prompt, dict):
-        known = [key for key in ("prompt", "prompt_token_ids") if key in prompt]
-        if len(known) != 1 or len(prompt) != 1:
-            raise RequestError(
-                f"a prompt dict holds either 'prompt' or 'prompt_token_ids', not {sorted(prompt)}", param="prompt"
-            )
-        return _encode(tokenizer, prompt[known[0]])
-    ids = list(prompt)
-    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
-        raise RequestError(f"a prompt is a text or a list of token ids, not {prompt!r}", param="prompt")
-    return None, ids
-
-
-def _is_single(prompts: Any) -> bool:
-    if isinstance(prompts, (str, dict)):
-        return True
-    return bool(prompts) and all(isinstance(token, int) for token in prompts)
-
-
-def _params_of(sampling_params: Any, count: int) -> list[SamplingParams]:
-    if sampling_params is None:
-        return [SamplingParams()] * count
-    if isinstance(sampling_params, SamplingParams):
-        return [sampling_params] * count
-    params = list(sampling_params)
-    if len(params) != count:
-        raise RequestError(f"{len(params)} sampling_params for {count} prompts; give one for all, or one for each")
-    return params
+def _recommended(default_sampling: dict[str, Any], chat: bool = False) -> SamplingParams:
+    """For who gives no parameters: the model's own, and in a chat no limit but the context."""
+    return SamplingParams(**default_sampling, **({"max_tokens": None} if chat else {}))

@@ -93,9 +93,9 @@ def _edited(logits: Array, plan: DrawPlan, counts: Array | None, seen: Array | N
 
 def _filtered(logits: Array, plan: DrawPlan, row: int) -> Array:
     """Logits [V] in fp64 of one row after temperature and filters, the best token's at 0."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # a row that is not finite, or all forbidden, gives no candidates
         scaled = logits / plan.temperature[row]
-    scaled = scaled - scaled.max()
+        scaled = scaled - scaled.max()
     top_k, top_p, min_p = int(plan.top_k[row]), plan.top_p[row], plan.min_p[row]
     if top_k:
         k = min(top_k, len(scaled))
