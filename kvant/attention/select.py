@@ -7,11 +7,10 @@ from kvant.errors import ConfigError
 BACKENDS = ("triton", "sdpa", "reference")
 
 
-def backend(name: str, soft_capped: bool, device: str = "cpu") -> Any:
-    """The class for `name`. "auto" is triton on a GPU; on a CPU sdpa, except for soft-capped scores, which torch's kernels
-    do not know."""
+def backend(name: str, device: str = "cpu") -> Any:
+    """The class for `name`. "auto" is triton on a GPU and sdpa on a CPU."""
     if name == "auto":
-        name = "triton" if device == "cuda" else "reference" if soft_capped else "sdpa"
+        name = "triton" if device == "cuda" else "sdpa"
     if name == "triton":
         if device != "cuda":
             raise ConfigError(f"attention backend 'triton' needs a GPU and this is {device!r}; use 'sdpa' or 'reference'")
@@ -22,10 +21,8 @@ def backend(name: str, soft_capped: bool, device: str = "cpu") -> Any:
         from kvant.attention.reference import ReferenceAttention
 
         return ReferenceAttention
-    if name == "sdpa" and not soft_capped:
+    if name == "sdpa":
         from kvant.attention.sdpa import SDPAAttention
 
         return SDPAAttention
-    if name == "sdpa":
-        raise ConfigError("attention backend 'sdpa' cannot soft-cap scores, which this model needs; use 'reference'")
     raise ConfigError(f"attention backend {name!r} does not exist; there are: {', '.join(BACKENDS)}")

@@ -94,7 +94,7 @@ def _torch_runner(resolved: Resolved, opened: Opened, model: Any, seats: SeatTab
     dtype = getattr(torch, config.dtype)
     load_weights(model, opened.checkpoint.tensors, placement(config.device, dtype))
     storage = KVStorage(resolved.groups, resolved.num_blocks, dtype, config.device)
-    attention = backend("auto", opened.config.attn_logit_softcapping is not None)
+    attention = backend("auto")
     return TorchRunner(model, storage, seats, attention, known)
 
 

@@ -9,6 +9,7 @@ import torch
 from kvant.attention import triton as backend
 from kvant.attention.pattern import AttentionRule
 from kvant.attention.reference import ReferenceAttention
+from kvant.attention.sdpa import SDPAAttention
 from kvant.attention.select import backend as select
 from kvant.attention.storage import KVStorage
 from kvant.attention.triton import TritonAttention, refuse_unsupported
@@ -127,7 +128,7 @@ def test_unsupported_caches_are_refused_with_every_fact():
 
 
 def test_selection():
-    assert select("auto", soft_capped=True, device="cuda") is TritonAttention
-    assert select("auto", soft_capped=True) is ReferenceAttention
+    assert select("auto", device="cuda") is TritonAttention
+    assert select("auto") is SDPAAttention
     with pytest.raises(ConfigError, match="needs a GPU"):
-        select("triton", soft_capped=False)
+        select("triton")
