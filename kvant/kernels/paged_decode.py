@@ -162,6 +162,7 @@ def _decode_kernel(
 ):
     """One program: one part of the tiles, one key head."""
     let_next_begin(EARLY)
+    wait_for_inputs(EARLY)
     part, head = tl.program_id(0), tl.program_id(1)
     num_heads = tl.num_programs(1)
     sequence = tl.arange(0, SEQUENCES)
@@ -172,7 +173,6 @@ def _decode_kernel(
     part_end = tl.minimum(part_begin + part_size, num_tiles)
     first_sequence = tl.sum((all_ends <= part_begin).to(tl.int32))
     last_sequence = tl.sum((all_ends < part_end).to(tl.int32))
-    wait_for_inputs(EARLY)  # the plan is older: a step's first kernels have finished before any layer's attention begins
     if part_begin >= part_end:
         return
 
