@@ -169,7 +169,8 @@ class _TextStream:
 
     def __init__(self, request: Request, tokenizer: Tokenizer):
         sampling = request.sampling
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
+        # An answer continues its prompt: a space before its first word is part of it, and stop strings may begin with it.
+        self._detokenizer = Detokenizer(tokenizer, sampling.skip_special_tokens, continues=True)
         self._trimmer = StopTrimmer(sampling.stop, include=sampling.include_stop_str_in_output)
 
     def add(self, news: Output) -> str:
