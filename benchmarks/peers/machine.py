@@ -30,9 +30,8 @@ class Machine:
         self._last = now
         return max(0.0, busy - own) / wall
 
-    def settle(self, patience: float) -> None:
-        """Returns once others have been quiet for a moment, or after `patience` seconds. Begins a new lap."""
-        end = time.monotonic() + patience
+    def settle(self, end: float) -> None:
+        """Returns once others have been quiet for a moment, or at `end` (of time.monotonic). Begins a new lap."""
         self._last = self._read()
         while time.monotonic() < end:
             time.sleep(GLANCE)

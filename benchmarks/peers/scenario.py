@@ -5,9 +5,10 @@ Pace      seconds and speeds of one run of a load, taken apart into the prompt's
 Launch    a program from its start to the first byte of its answer
 """
 
-import os
+import json
 import subprocess
-import time
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -36,17 +37,9 @@ class Launch(NamedTuple):
 
 
 def launch(command: list[str]) -> Launch:
-    """Runs `command`. Raises with its complaint where it fails or says nothing."""
-    start = time.perf_counter()
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert process.stdout is not None
-    written = os.read(process.stdout.fileno(), 1)
-    first_byte = time.perf_counter() - start
-    written += process.stdout.read()
-    # Not process.wait(): only this call says how much memory the process held.
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    process.stdout.close()
-    if process.returncode or not written:
-        raise RuntimeError(f"exit code {process.returncode}: {' '.join(command)}")
-    return Launch(first_byte, usage.ru_maxrss * 1024, written.decode(errors="replace").strip())
+    """Runs `command`. Raises where it fails or says nothing."""
+    watcher = [sys.executable, "-I", str(Path(__file__).with_name("launcher.py"))]
+    seen = json.loads(subprocess.run([*watcher, *command], stdout=subprocess.PIPE, check=True).stdout)
+    if seen["exit_code"] or not seen["text"]:
+        raise RuntimeError(f"exit code {seen['exit_code']}: {' '.join(command)}")
+    return Launch(seen["first_byte"], seen["peak_bytes"], seen["text"])
