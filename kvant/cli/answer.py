@@ -71,7 +71,7 @@ def _whole_lines(pieces: list[str], write: Callable[[str], None]) -> Iterator[No
         yield
     finally:
         if pieces and not pieces[-1].endswith("\n"):
-            with suppress(BrokenPipeError):
+            with suppress(OSError):  # the reader went away, the disk is full: that is told already
                 write("\n")
 
 

@@ -4,19 +4,20 @@
 130  Ctrl-C            1    the reader of a pipe went away; or a fault of Kvant's own, with its traceback
 """
 
-import io
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 import kvant
-from kvant.cli import doctor, models, options, run
+from kvant.cli import doctor, explain, models, options, run, streams
 from kvant.cli.doors import Doors
 from kvant.cli.screen import Screen
 from kvant.errors import KvantError
 
+EXIT_READER_GONE = 1
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
 
@@ -27,11 +28,13 @@ UsageError: Any = typer.BadParameter.__base__
 def build_app() -> typer.Typer:
     """The commands. They find what they reach out to in the context's `obj`, a `Doors`."""
     # Plain help: rich's panels cut the long option names short on 80 columns.
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback(invoke_without_command=True)(start)
     app.command("run")(run.run)
     app.command("pull")(models.pull)
     app.command("list")(models.list_)
+    app.command("rm")(models.remove)
+    app.command("explain-config")(explain.explain_config)
     app.command("doctor")(doctor.doctor)
     return app
 
@@ -48,10 +51,12 @@ def start(
 
 def main(arguments: Sequence[str] | None = None, doors: Doors | None = None) -> None:
     """Runs one command and exits. `doors` are replaced in tests."""
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what cannot be read or shown becomes "?", and does not end the answer
-            stream.reconfigure(errors="replace")
-    sys.exit(run_command(list(arguments if arguments is not None else sys.argv[1:]), doors))
+    streams.prepare()
+    code = run_command(list(arguments if arguments is not None else sys.argv[1:]), doors)
+    problem = streams.finish()
+    if problem is not None and code == 0:
+        code = EXIT_READER_GONE if isinstance(problem, BrokenPipeError) else EXIT_MISTAKE
+    sys.exit(code)
 
 
 def run_command(arguments: list[str], doors: Doors | None = None) -> int:
@@ -68,6 +73,11 @@ def run_command(arguments: list[str], doors: Doors | None = None) -> int:
         screen.error(error.format_message())
     except MemoryError:
         screen.error("out of memory; close other programs, or take a smaller model or --max-model-len")
+    except BrokenPipeError:
+        return EXIT_READER_GONE
+    except OSError as error:  # a full disk, a file without permission: the system's words name it
+        with suppress(OSError):  # perhaps it was this stream
+            screen.error(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     return EXIT_MISTAKE

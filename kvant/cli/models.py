@@ -1,4 +1,4 @@
-"""`kvant pull` and `kvant list`: the local model store. No torch."""
+"""`kvant pull`, `kvant list` and `kvant rm`: the local model store. No torch."""
 
 import sys
 from collections.abc import Iterator
@@ -9,18 +9,50 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from kvant.checkpoint.download import Progress as Report
-from kvant.checkpoint.store import list_models, pull_model, resolve_model
+from kvant.checkpoint.store import list_models, pull_model, remove_model, resolve_model
 from kvant.cli.doors import Doors
 from kvant.cli.screen import Screen, columns
 from kvant.config.kv_memory import show_bytes
 
 
-def pull(context: typer.Context, model: Annotated[str, typer.Argument(help="Alias of a model; kvant list shows them")]) -> None:
-    """Fetch a model into the store. What was interrupted goes on where it stopped."""
+def completed(incomplete: str) -> list[str]:
+    """Names of models that begin so, for the shell."""
+    return [model.alias for model in list_models() if model.alias.startswith(incomplete)]
+
+
+def stored(incomplete: str) -> list[str]:
+    """The same, of those that are here."""
+    return [model.alias for model in list_models() if model.path is not None and model.alias.startswith(incomplete)]
+
+
+def pull(
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Alias (kvant list shows them), or a Hugging Face model: org/name, org/name@REVISION, org/name:FILE.gguf",
+            autocompletion=completed,
+        ),
+    ],
+) -> None:
+    """Fetch a model into the store. What was interrupted goes on where it stopped.
+
+    A Hugging Face model stays as it was fetched until it is pulled again. Gated ones need HF_TOKEN, or `hf auth login`.
+    """
     doors: Doors = context.obj
     with progress_bar(doors.screen) as report:
         path = pull_model(model, doors.environment, progress=report, notify=doors.screen.notice)
     doors.screen.line(f"{model} is at {path}")
+
+
+def remove(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="Alias or Hugging Face model; kvant list shows them", autocompletion=stored)],
+) -> None:
+    """Delete a model from the store."""
+    doors: Doors = context.obj
+    freed = remove_model(model, doors.environment)
+    doors.screen.line(f"{model} is removed; {show_bytes(freed)} are free again")
 
 
 def list_(context: typer.Context) -> None:

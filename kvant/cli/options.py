@@ -8,16 +8,18 @@ holds only what the user really gave. Defaults and checks stay in the dataclass.
 
 import inspect
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kvant.config.engine import EngineConfig
+from kvant.config.explain import Layer
 from kvant.config.option import options_of
 from kvant.config.sampling import SamplingParams
-from kvant.errors import RequestError
+from kvant.errors import ConfigError, KvantError, RequestError
 
 # What makes no sense for one answer on a terminal (n, log-probabilities, ids instead of text) stays out, and so does the
 # engine's `seed`: --seed is the request's own.
@@ -42,7 +44,41 @@ _RUN_SAMPLING = (
 _DECIDED_BY_COMMAND = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
 ENGINE_OPTIONS: tuple[Field[Any], ...] = tuple(f for f in options_of(EngineConfig) if f.name not in ("model", "seed"))
 SAMPLING_OPTIONS: tuple[Field[Any], ...] = tuple(f for f in options_of(SamplingParams) if f.name in _RUN_SAMPLING)
+# What a file may say: all of that, and which model.
+FILE_OPTIONS = {f.name: f for f in (*ENGINE_OPTIONS, *SAMPLING_OPTIONS, *options_of(EngineConfig)[:1])}
 _NAMES = {f.name for cls in (EngineConfig, SamplingParams) for f in fields(cls)}
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Options from a YAML file, by the names given here; the command line goes before",
+        show_default=False,
+    ),
+]
+
+
+def layers(config: Path | None, model: str | None, engine: dict[str, Any], sampling: dict[str, Any]) -> list[Layer]:
+    """What the user gave, each with the place it came from; the last one counts. Raises `ConfigError` for the file."""
+    line = Layer("command line", {**({"model": model} if model else {}), **engine, **sampling})
+    if config is None:
+        return [line]
+    from kvant.config.file import read_options  # and with it YAML
+
+    given = read_options(config, FILE_OPTIONS)
+    try:
+        EngineConfig(**chosen(given, ENGINE_OPTIONS))
+        SamplingParams(**{"max_tokens": None, **chosen(given, SAMPLING_OPTIONS)})
+    except KvantError as error:
+        raise ConfigError(f"{config}: {error}") from None
+    return [Layer(str(config), given), line]
+
+
+def chosen(given: Mapping[str, Any], options: Sequence[Field[Any]]) -> dict[str, Any]:
+    """The part of `given` that `options` name."""
+    return {f.name: given[f.name] for f in options if f.name in given}
 
 
 def generated(**groups: Sequence[Field[Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -3,9 +3,7 @@
 Everything that can be checked is checked before the model is loaded: options, then the store, then torch.
 """
 
-import importlib
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,9 +12,11 @@ from kvant.cli.answer import numbers, show
 from kvant.cli.chat import Chat, describe
 from kvant.cli.doors import Doors
 from kvant.cli.history import conversation, within
-from kvant.cli.models import fetched
-from kvant.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, generated
+from kvant.cli.message import history
+from kvant.cli.models import completed, fetched
+from kvant.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, ConfigFile, chosen, generated, layers
 from kvant.config.engine import DEFAULT_MODEL, EngineConfig
+from kvant.config.explain import merged
 from kvant.config.sampling import SamplingParams
 from kvant.errors import ConfigError, RequestError
 
@@ -31,22 +31,32 @@ CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
 # has a person who can stop it.
 MAX_COMPLETION_TOKENS = 256
 MAX_ANSWER_TOKENS = 512
+HISTORY = "chat_history"  # the file in the cache folder
 
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        help=f"Alias, .gguf file, folder, Hugging Face model org/name or dummy:CONFIG.json [default: {DEFAULT_MODEL}]",
+        show_default=False,
+        autocompletion=completed,
+    ),
+]
 Prompt = Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and exit", show_default=False)]
 
 
 @generated(engine=ENGINE_OPTIONS, sampling=SAMPLING_OPTIONS)
 def run(
     context: typer.Context,
-    model: Annotated[
-        str, typer.Argument(help="Alias, .gguf file, Hugging Face directory, or dummy:CONFIG.json")
-    ] = DEFAULT_MODEL,
+    model: Model = None,
     prompt: Prompt = None,
     system: Annotated[str, typer.Option("--system", metavar="TEXT", help="The system prompt", show_default=False)] = "",
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is: no chat template")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Show answers as they are: no rendering of Markdown")] = False,
     stats: Annotated[
         bool | None, typer.Option("--stats/--no-stats", help="Speed on stderr after the answer; by default on a terminal")
     ] = None,
+    keep: Annotated[bool, typer.Option("--history/--no-history", help="Remember the lines typed in a chat")] = True,
+    config: ConfigFile = None,
     *,
     engine: dict[str, Any],
     sampling: dict[str, Any],
@@ -58,22 +68,26 @@ def run(
     chat template).
     """
     doors: Doors = context.obj
-    config = EngineConfig(model=model, **engine)
+    given = merged(layers(config, model, engine, sampling))
+    sampling = chosen(given, SAMPLING_OPTIONS)
     SamplingParams(**{"max_tokens": None, **sampling})  # refuses what cannot be, before the model is loaded
+    options = EngineConfig(model=given.get("model", DEFAULT_MODEL), **chosen(given, ENGINE_OPTIONS))
     if raw and system:
         raise ConfigError("--system needs the chat template that --raw switches off; give one of them")
     question = _question(doors, prompt)
-    llm = _open(doors, config)
+    llm = _open(doors, options)
     templated = _templated(doors, llm, raw, system)
     params = sampling_for(sampling, llm.default_sampling, chat=question is None, templated=templated)
     if question is None:
-        _chat(doors, llm, params, model=model, system=system, templated=templated)
+        chat = Chat(llm, doors.screen, params, system=system, templated=templated, plain=plain)
+        _talk(doors, chat, options.model, keep)
         return
     message = conversation(system, [{"role": "user", "content": question}]) if templated else question
     if "max_tokens" not in sampling:
         num_tokens = llm.count_tokens(message) if templated else len(llm.tokenizer.encode(question))
         params = within(params, num_tokens, llm.max_model_len)
-    answer = show(llm.stream(message, params), doors.screen.answer)
+    with doors.screen.rendering(templated and not plain) as write:
+        answer = show(llm.stream(message, params), write)
     if answer.stopped:
         raise KeyboardInterrupt
     if answer.finish_reason == "length" and "max_tokens" not in sampling:
@@ -128,9 +142,9 @@ def _templated(doors: Doors, llm: "LLM", raw: bool, system: str) -> bool:
     return False
 
 
-def _chat(doors: Doors, llm: "LLM", params: SamplingParams, *, model: str, system: str, templated: bool) -> None:
-    with suppress(ImportError):
-        importlib.import_module("readline")  # from here on `input` has history and line editing, where the system has them
+def _talk(doors: Doors, chat: Chat, model: str, keeps_history: bool) -> None:
+    llm = chat.llm
     origin = " (recommended by the model)" if llm.default_sampling else ""
-    doors.screen.aside(f"{model} · context {llm.max_model_len} tokens · {describe(params)}{origin} · /help")
-    Chat(llm, doors.screen, params, system=system, templated=templated).loop()
+    doors.screen.aside(f"{model} · context {llm.max_model_len} tokens · {describe(chat.sampling)}{origin} · /help")
+    with history(doors.environment.cache / HISTORY if keeps_history else None):
+        chat.loop()

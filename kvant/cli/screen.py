@@ -7,12 +7,14 @@ Styles appear on a terminal only, and never with NO_COLOR.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
+
+from kvant.cli.markdown import MarkdownStream
 
 # A model may write anything: an escape sequence in its answer must not move the cursor or retitle the window.
 _UNPRINTABLE = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t")
@@ -37,6 +39,19 @@ class Screen:
         """A piece of an answer, at once."""
         sys.stdout.write(text.translate(_UNPRINTABLE) if sys.stdout.isatty() else text)
         sys.stdout.flush()
+
+    @contextmanager
+    def rendering(self, markdown: bool) -> Iterator[Callable[[str], None]]:
+        """What an answer is written with: as it is, or rendered where a terminal can show styles."""
+        console = self.console(sys.stdout)
+        if not markdown or console.color_system is None:
+            yield self.answer
+            return
+        stream = MarkdownStream(lambda text: console.print(text, end=""))
+        try:
+            yield lambda text: stream.add(text.translate(_UNPRINTABLE))
+        finally:
+            stream.finish()
 
     def line(self, text: str = "", style: str = "") -> None:
         """A line on stdout."""
