@@ -1,28 +1,53 @@
 """Which attention runs here: an explicit order, and a refusal that says what was tried."""
 
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
-from kvant.errors import ConfigError
+from kvant.attention.storage import KVStorage
+from kvant.errors import ConfigError, UnsupportedError
 
 BACKENDS = ("triton", "sdpa", "reference")
 
 
-def backend(name: str, device: str = "cpu") -> Any:
-    """The class for `name`. "auto" is triton on a GPU and sdpa on a CPU."""
-    if name == "auto":
-        name = "triton" if device == "cuda" else "sdpa"
-    if name == "triton":
-        if device != "cuda":
-            raise ConfigError(f"attention backend 'triton' needs a GPU and this is {device!r}; use 'sdpa' or 'reference'")
-        from kvant.attention.triton import TritonAttention
+class Chosen(NamedTuple):
+    """The class that runs a step's attention, and what the user should know about the choice."""
 
-        return TritonAttention
+    backend: Any
+    notice: str = ""
+
+
+def choose(name: str, storage: KVStorage) -> Chosen:
+    """The backend `name` over `storage`. "auto" is triton on a GPU, where it can run, and sdpa elsewhere.
+
+    A backend that is named and cannot run is refused: `ConfigError`, `UnsupportedError`.
+    """
+    on_gpu = storage.keys[0][0].is_cuda
+    if name == "auto":
+        if not on_gpu:
+            return _load("sdpa", storage)
+        try:
+            return _load("triton", storage)
+        except (ConfigError, UnsupportedError) as error:
+            return Chosen(_load("sdpa", storage).backend, f"attention runs on torch's kernels, which are slower: {error}")
+    if name not in BACKENDS:
+        raise ConfigError(f"attention backend {name!r} does not exist; there are: {', '.join(BACKENDS)}")
+    return _load(name, storage)
+
+
+def _load(name: str, storage: KVStorage) -> Chosen:
     if name == "reference":
         from kvant.attention.reference import ReferenceAttention
 
-        return ReferenceAttention
+        return Chosen(ReferenceAttention)
     if name == "sdpa":
         from kvant.attention.sdpa import SDPAAttention
 
-        return SDPAAttention
-    raise ConfigError(f"attention backend {name!r} does not exist; there are: {', '.join(BACKENDS)}")
+        return Chosen(SDPAAttention)
+    if find_spec("triton") is None:
+        raise ConfigError("attention backend 'triton' needs the package triton; pip install 'kvant[gpu]'")
+    if not storage.keys[0][0].is_cuda:
+        raise ConfigError("attention backend 'triton' needs a GPU; use 'sdpa' or 'reference'")
+    from kvant.attention.triton import TritonAttention, refuse_unsupported
+
+    refuse_unsupported(storage)
+    return Chosen(TritonAttention)

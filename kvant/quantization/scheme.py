@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kvant.config.formats import StoredTensor
+from kvant.kernels import ops
 from kvant.quantization.gguf import dequantize
 
 
@@ -48,7 +49,7 @@ class Dense:
         self.shape = (weight.shape[0], weight.shape[1])
 
     def matmul(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.linear(x, self.weight)
+        return ops.linear(x, self.weight)
 
     def rows(self, ids: Tensor) -> Tensor:
         return torch.nn.functional.embedding(ids, self.weight)

@@ -76,15 +76,16 @@ def create_runner(resolved: Resolved, opened: Opened, num_tokens_known: int) -> 
             network = record(model, resolved.groups).finish(library, threads=config.threads or 1)
             cache = network.new_cache(resolved.num_blocks)
             return Made(NativeRunner(network, cache, seats, known, opened.config.vocab_size), tuple(notices))
-    return Made(_torch_runner(resolved, opened, model, seats, known), tuple(notices))
+    runner, notice = _torch_runner(resolved, opened, model, seats, known)
+    return Made(runner, (*notices, *([notice] if notice else [])))
 
 
-def _torch_runner(resolved: Resolved, opened: Opened, model: Any, seats: SeatTable, known: int) -> Any:
+def _torch_runner(resolved: Resolved, opened: Opened, model: Any, seats: SeatTable, known: int) -> tuple[Any, str]:
     if find_spec("torch") is None:
         raise ConfigError("this configuration computes with torch, which is not installed; pip install 'kvant[torch]'")
     import torch
 
-    from kvant.attention.select import backend
+    from kvant.attention.select import choose
     from kvant.attention.storage import KVStorage
     from kvant.runner.runner import TorchRunner
 
@@ -94,8 +95,8 @@ def _torch_runner(resolved: Resolved, opened: Opened, model: Any, seats: SeatTab
     dtype = getattr(torch, config.dtype)
     load_weights(model, opened.checkpoint.tensors, placement(config.device, dtype))
     storage = KVStorage(resolved.groups, resolved.num_blocks, dtype, config.device)
-    attention = backend("auto")
-    return TorchRunner(model, storage, seats, attention, known)
+    attention = choose("auto", storage)
+    return TorchRunner(model, storage, seats, attention.backend, known), attention.notice
 
 
 def _sampling(generation_config: dict[str, Any]) -> dict[str, Any]:

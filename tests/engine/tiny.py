@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 import transformers
 
-from kvant.attention.sdpa import SDPAAttention
+from kvant.attention.select import choose
 from kvant.attention.storage import KVStorage
 from kvant.config.model import ModelConfig
 from kvant.config.sampling import SamplingParams
@@ -49,7 +49,17 @@ def bytes_of(token: int) -> bytes:
 
 
 def engine_of(
-    model, *, num_blocks=128, max_num_seqs=40, budget=256, max_model_len=256, caching=True, seed=0, end=(), device="cpu"
+    model,
+    *,
+    num_blocks=128,
+    max_num_seqs=40,
+    budget=256,
+    max_model_len=256,
+    caching=True,
+    seed=0,
+    end=(),
+    device="cpu",
+    attention="sdpa",
 ) -> Engine:
     """An engine over `model`; every structure with bookkeeping is checked after each step."""
     groups = model.config.cache_groups()
@@ -62,7 +72,8 @@ def engine_of(
         width,
     )
     storage = KVStorage(groups, blocks, torch.float32, device)
-    runner = TorchRunner(model, storage, SeatTable(max_num_seqs, groups, max_model_len), SDPAAttention, VOCABULARY)
+    attention = choose(attention, storage).backend
+    runner = TorchRunner(model, storage, SeatTable(max_num_seqs, groups, max_model_len), attention, VOCABULARY)
     context = DecodeContext(max_model_len=max_model_len, new_matcher=lambda sampling: StopMatcher(sampling.stop, bytes_of))
     return CheckedEngine(scheduler, runner, context, frozenset(end), seed)
 
