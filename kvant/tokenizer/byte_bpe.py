@@ -1,4 +1,5 @@
-"""Encoders of the `tokenizers` library: byte-level BPE built from a GGUF vocabulary, and whatever a tokenizer.json holds.
+"""Encoders of the `tokenizers` library: BPE built from a GGUF vocabulary, on bytes (GPT-2) or on characters (Gemma 4), and
+whatever a tokenizer.json holds.
 
 The library sees only the text between added tokens; those are found by `added_tokens.py`, which knows about content.
 """
@@ -30,19 +31,40 @@ class LibraryEncoder:
 
 
 def byte_level_bpe(tokens: Sequence[str], kinds: Sequence[int], merges: Sequence[str], pre: PreTokenizer) -> LibraryEncoder:
-    """Byte-level BPE from a GGUF vocabulary. Control and user-defined tokens stay out: merging can never make one."""
+    """Byte-level BPE from a GGUF vocabulary: the text is cut by `pre`, its bytes become characters, and those are merged."""
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-    whole = frozenset(map(int, (TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.UNKNOWN)))
-    vocabulary = {token: number for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind not in whole}
-    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    backend = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre.ignore_merges))
+    backend = Tokenizer(models.BPE(_mergeable(tokens, kinds), _pairs(merges), ignore_merges=pre.ignore_merges))
     if pre.nfc:
         backend.normalizer = normalizers.NFC()
     cuts: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
     bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_only])
     return LibraryEncoder(backend)
+
+
+def character_bpe(tokens: Sequence[str], kinds: Sequence[int], merges: Sequence[str], unk_id: int | None) -> LibraryEncoder:
+    """BPE with SentencePiece's spelling: "▁" for a space, bytes for characters without a token. Lines are merged apart."""
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+    vocabulary = _mergeable(tokens, kinds)
+    unknown = None if unk_id is None else tokens[unk_id]
+    if unknown is not None and unk_id is not None:
+        vocabulary[unknown] = unk_id
+    backend = Tokenizer(models.BPE(vocabulary, _pairs(merges), byte_fallback=True, unk_token=unknown, fuse_unk=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")  # no token mixes line ends with anything else
+    return LibraryEncoder(backend)
+
+
+def _mergeable(tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, int]:
+    """Control and user-defined tokens stay out: merging can never make one."""
+    whole = frozenset(map(int, (TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.UNKNOWN)))
+    return {token: number for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind not in whole}
+
+
+def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
+    return [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
 
 
 def _spaces_the_first_word_only(backend: "tokenizers.Tokenizer") -> bool:

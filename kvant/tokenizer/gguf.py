@@ -1,7 +1,8 @@
 """Reads a vocabulary from a GGUF file's metadata (keys `tokenizer.ggml.*`). Files are distrusted: sizes and ids are checked.
 
-model "gpt2"    tokens, merges and the name of a pre-tokeniser   byte-level BPE   byte_bpe.py, pretokenizers.py
-model "llama"   tokens and scores                                SentencePiece    spm.py
+model "gpt2"    tokens, merges and the name of a pre-tokeniser      byte-level BPE      byte_bpe.py, pretokenizers.py
+model "llama"   tokens and scores                                   SentencePiece       spm.py
+model "gemma4"  tokens in SentencePiece's spelling, and merges      BPE on characters   byte_bpe.py
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,14 +10,14 @@ from typing import Any
 
 from kvant.errors import CheckpointError, UnsupportedError
 from kvant.tokenizer.added_tokens import AddedToken
-from kvant.tokenizer.byte_bpe import byte_level_bpe
+from kvant.tokenizer.byte_bpe import byte_level_bpe, character_bpe
 from kvant.tokenizer.parts import Encoder, Parts
 from kvant.tokenizer.pretokenizers import pre_tokenizer
 from kvant.tokenizer.spm import SentencePieceEncoder
 from kvant.tokenizer.vocabulary import Roles, Spelling, TokenKind, Vocabulary, declared_ends
 
 PREFIX = "tokenizer.ggml."
-MODELS = ("gpt2", "llama")
+MODELS = ("gpt2", "llama", "gemma4")
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -24,25 +25,34 @@ def read_metadata(metadata: Mapping[str, Any]) -> Parts:
     """Raises CheckpointError for what is malformed and UnsupportedError for what is not built here."""
     model = metadata.get(PREFIX + "model")
     if model not in MODELS:
-        raise UnsupportedError(f"tokenizer model {model!r} (tokenizer.ggml.model) is not built here; supported: gpt2, llama")
+        raise UnsupportedError(
+            f"tokenizer model {str(model)[:40]!r} (tokenizer.ggml.model) is not built here; "
+            f"supported: {', '.join(MODELS)} (see docs/models.md)"
+        )
     tokens = _array(metadata, "tokens")
     kinds = _kinds(metadata, tokens)
     spelling = Spelling.BYTE_LEVEL if model == "gpt2" else Spelling.SENTENCEPIECE
-    roles = _roles(metadata, tokens, kinds, spelling)
+    roles = _roles(metadata, tokens, kinds)
     vocabulary = Vocabulary(tokens=tokens, kinds=kinds, spelling=spelling, roles=roles)
-    encoder: Encoder
-    if spelling is Spelling.BYTE_LEVEL:
-        pre = pre_tokenizer(metadata.get(PREFIX + "pre"))
-        try:
-            encoder = byte_level_bpe(tokens, kinds, _array(metadata, "merges"), pre)
-        except Exception as error:  # the library raises bare Exceptions
-            raise CheckpointError(f"the file's merges do not fit its tokens: {error}") from error
-    else:
-        scores = _array(metadata, "scores", len(tokens))
-        encoder = SentencePieceEncoder(tokens, scores, kinds, roles.unk_id, roles.leading_space)
+    encoder = _encoder(metadata, model, vocabulary)
     whole = vocabulary.of_kind(TokenKind.CONTROL, TokenKind.USER_DEFINED)
     added = [AddedToken(tokens[number], number, kinds[number] == TokenKind.CONTROL) for number in whole]
     return Parts(vocabulary, encoder, added, _templates(metadata))
+
+
+def _encoder(metadata: Mapping[str, Any], model: str, vocabulary: Vocabulary) -> Encoder:
+    tokens, kinds, roles = vocabulary.tokens, vocabulary.kinds, vocabulary.roles
+    if model == "llama":
+        scores = _array(metadata, "scores", len(tokens))
+        return SentencePieceEncoder(tokens, scores, kinds, roles.unk_id, roles.leading_space)
+    pre = pre_tokenizer(metadata.get(PREFIX + "pre")) if model == "gpt2" else None
+    merges = _array(metadata, "merges")
+    try:
+        if pre is None:
+            return character_bpe(tokens, kinds, merges, roles.unk_id)
+        return byte_level_bpe(tokens, kinds, merges, pre)
+    except Exception as error:  # the library raises bare Exceptions
+        raise CheckpointError(f"the file's merges do not fit its tokens: {error}") from error
 
 
 def _array(metadata: Mapping[str, Any], name: str, length: int | None = None) -> Sequence[Any]:
@@ -70,8 +80,8 @@ def _kinds(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
     return kinds
 
 
-def _roles(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], spelling: Spelling) -> Roles:
-    sentencepiece = spelling is Spelling.SENTENCEPIECE
+def _roles(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]) -> Roles:
+    scored = metadata[PREFIX + "model"] == "llama"
     bos = _id(metadata, "bos_token_id", len(tokens))
     named = [_id(metadata, name, len(tokens)) for name in END_KEYS]
     return Roles(
@@ -80,13 +90,15 @@ def _roles(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[i
         eos_ids=declared_ends({token: number for number, token in enumerate(tokens)}, kinds, named),
         unk_id=_id(metadata, "unknown_token_id", len(tokens)),
         # llama.cpp's own defaults where the file is silent.
-        add_bos=bos is not None and bool(metadata.get(PREFIX + "add_bos_token", _adds_bos(metadata, sentencepiece))),
-        leading_space=sentencepiece and bool(metadata.get(PREFIX + "add_space_prefix", True)),
+        add_bos=bos is not None and bool(metadata.get(PREFIX + "add_bos_token", _adds_bos(metadata))),
+        leading_space=scored and bool(metadata.get(PREFIX + "add_space_prefix", True)),
     )
 
 
-def _adds_bos(metadata: Mapping[str, Any], sentencepiece: bool) -> bool:
-    return sentencepiece or metadata.get(PREFIX + "pre") in ("llama-bpe", "llama3", "llama-v3")
+def _adds_bos(metadata: Mapping[str, Any]) -> bool:
+    if metadata[PREFIX + "model"] != "gpt2":
+        return True
+    return pre_tokenizer(metadata.get(PREFIX + "pre")).add_bos
 
 
 def _id(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | None:

@@ -97,6 +97,17 @@ def test_prompt_ids_and_texts_of_the_reference(name):
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
+def test_R06_ids_of_a_corpus(name):
+    """Digits, contractions, CJK, white space, emoji, scripts, code: the ids that transformers gives."""
+    tokenizer = Tokenizer.from_gguf(real_metadata(name))
+    facts = json.loads((DATA / "corpus_ids.json").read_text())
+    assert len(facts["texts"]) > 70
+    for text, ids in zip(facts["texts"], facts[name], strict=True):
+        assert tokenizer.encode(text, add_bos=False) == ids, text
+
+
+@pytest.mark.model
 def test_R06_smollm2_from_gguf_and_from_tokenizer_json(smollm2, tmp_path):
     metadata = real_metadata("smollm2-135m")
     tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
