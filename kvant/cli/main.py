@@ -68,16 +68,20 @@ def run_command(arguments: list[str], doors: Doors | None = None) -> int:
         command = typer.main.get_command(build_app())
         return command.main(arguments, prog_name="kvant", standalone_mode=False, obj=doors) or 0
     except KvantError as error:
-        screen.error(options.spelled(str(error), error.param))
+        _tell(screen, options.spelled(str(error), error.param))
     except UsageError as error:
-        screen.error(error.format_message())
+        _tell(screen, error.format_message())
     except MemoryError:
-        screen.error("out of memory; close other programs, or take a smaller model or --max-model-len")
+        _tell(screen, "out of memory; close other programs, or take a smaller model or --max-model-len")
     except BrokenPipeError:
         return EXIT_READER_GONE
     except OSError as error:  # a full disk, a file without permission: the system's words name it
-        with suppress(OSError):  # perhaps it was this stream
-            screen.error(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        _tell(screen, f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     return EXIT_MISTAKE
+
+
+def _tell(screen: Screen, message: str) -> None:
+    with suppress(OSError):  # nothing can be written there: then the exit code has to do
+        screen.error(message)

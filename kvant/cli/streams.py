@@ -11,7 +11,7 @@ def prepare() -> None:
         stream = getattr(sys, name)
         if stream is None:
             # Kept open for good. It takes the free number, so that no other file becomes "standard output".
-            setattr(sys, name, open(os.devnull, mode))
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
