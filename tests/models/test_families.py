@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kvant.attention import sdpa
 from kvant.attention.reference import ReferenceAttention
 from kvant.attention.sdpa import SDPAAttention
 from kvant.config.model import ModelConfig
@@ -152,6 +153,13 @@ def test_R46_gemma_2_beyond_its_window(gemma2, attention):
     got = [harness.logits([("a", ids[:36], 0)])] + [harness.logits([("a", ids[p : p + 1], p)]) for p in range(36, 41)]
     assert torch.allclose(torch.cat(got), expected, atol=TOLERANCE, rtol=1e-4)
     assert expected.abs().max() < 3.0
+
+
+def test_R46_capped_scores_are_computed_in_parts(gemma2, monkeypatch):
+    monkeypatch.setattr(sdpa, "CAPPED_QUERIES", 4)
+    hf, ids, expected = gemma2
+    got = Harness(from_transformers(hf, cases.config_of(hf))).logits([("a", ids, 0)])
+    assert torch.allclose(got, expected, atol=TOLERANCE, rtol=1e-4)
 
 
 @pytest.mark.parametrize("what", FORGOTTEN)
