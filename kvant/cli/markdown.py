@@ -57,10 +57,11 @@ class MarkdownStream:
 
     def finish(self) -> None:
         """Shows what is held back. Ends the stream."""
-        if self._fence is not None:
+        if self._fence is None:
+            if self._held:
+                self._advance(ended=True)
+        elif not self._closes(self._held):
             self._write(self._code(self._held))
-        elif self._held:
-            self._advance(ended=True)
         self._held = ""
 
     # --- lines -----------------------------------------------------------------------------------------------------------
@@ -77,11 +78,15 @@ class MarkdownStream:
         self._held, self._in_line, self._style, self._before = "", False, Style(), ""
 
     def _end_code_line(self) -> None:
-        assert self._fence is not None
-        if self._held.strip().startswith(self._fence) and not self._held.strip().strip(self._fence[0]):
+        if self._closes(self._held):
             self._fence = None
         else:
             self._write(self._code(self._held).append("\n"))
+
+    def _closes(self, line: str) -> bool:
+        """Whether the line ends the code: as many marks as began it, or more, and nothing else."""
+        assert self._fence is not None
+        return line.strip().startswith(self._fence) and not line.strip().strip(self._fence[0])
 
     def _code(self, line: str) -> Text:
         """One line of code. Each is highlighted by itself: a text over several lines loses its colour, nothing else."""

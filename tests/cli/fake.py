@@ -15,7 +15,7 @@ from typing import Any
 
 from kvant.cli.doors import Doors
 from kvant.cli.screen import Screen
-from kvant.config.environment import Environment
+from kvant.config.environment import Environment, read_environment
 from kvant.config.hardware import Hardware
 from kvant.errors import CapacityError, ContextLengthError
 
@@ -46,6 +46,7 @@ class FakeLLM:
     prompts: list[Any] = field(default_factory=list)
     params: list[Any] = field(default_factory=list)
     num_closed_early: int = 0
+    config: Any = field(default_factory=lambda: SimpleNamespace(model="fake"))
 
     @property
     def tokenizer(self) -> SimpleNamespace:
@@ -110,4 +111,5 @@ if __name__ == "__main__":
     from kvant.cli.main import main
 
     settings = json.loads(os.environ.get("FAKE", "{}"))
-    main(doors=doors(FakeLLM(**settings), Path(os.environ["KVANT_CACHE"])))
+    screen = Screen(read_environment().color)
+    main(doors=doors(FakeLLM(**settings), Path(os.environ["KVANT_CACHE"]), screen=screen))

@@ -1,5 +1,7 @@
 """The chat, scripted through a pseudo-terminal, as a user sees it; details of its commands without one."""
 
+import time
+
 import pytest
 
 from kvant.cli.chat import Chat, describe
@@ -99,6 +101,54 @@ def test_without_a_template_every_line_is_continued_alone(tmp_path):
         terminal.expect("error: ")
         terminal.ask("/exit")
         assert terminal.exit_code() == 0
+
+
+def test_markdown_is_rendered_and_can_be_copied_as_it_was_written(tmp_path):
+    reply = "# Title\n**bold** `code`\n- point"
+    with Terminal(tmp_path, "run", MODEL, replies=[reply]) as terminal:
+        terminal.expect("> ")
+        terminal.ask("hello")
+        shown = terminal.expect("31.0 tok/s")
+        assert "**" not in shown and "\x1b[1mbold\x1b[0m" in shown and "• \x1b[0mpoint" in shown
+        assert "\x1b[2K" not in shown and "\x1b[1A" not in shown  # nothing is erased or drawn again
+        terminal.expect("> ")
+        terminal.ask("/raw")
+        terminal.expect(reply)
+
+
+@pytest.mark.parametrize("arguments, environment", [(["--plain"], {}), ([], {"NO_COLOR": "1"}), ([], {"TERM": "dumb"})])
+def test_markdown_stays_as_it_is(tmp_path, arguments, environment):
+    with Terminal(tmp_path, "run", MODEL, *arguments, environment=environment, replies=["**bold** `code`"]) as terminal:
+        terminal.expect("> ")
+        terminal.ask("hello")
+        terminal.expect("**bold** `code`\n")
+
+
+def test_history_comes_back_with_the_arrow_key(tmp_path):
+    for number, keys in enumerate(["first question\n", "\x1b[A\x1b[A\n"]):
+        with Terminal(tmp_path, "run", MODEL) as terminal:
+            terminal.expect("> ")
+            time.sleep(0.1)
+            terminal.type(keys)
+            terminal.expect("You said: first question")
+            terminal.expect("> ")
+            terminal.ask("/exit")
+            assert terminal.exit_code() == 0
+        lines = (tmp_path / "chat_history").read_text().splitlines()
+        assert lines[:2] == ["first question", "/exit"] and len(lines) == 2 + 2 * number
+
+
+def test_no_history(tmp_path):
+    with Terminal(tmp_path, "run", MODEL, "--no-history") as terminal:
+        terminal.expect("> ")
+        terminal.ask("a \\")
+        terminal.expect(". ")
+        terminal.ask("b")
+        terminal.expect("You said: a\nb")
+        terminal.expect("> ")
+        terminal.type(CTRL_D)
+        assert terminal.exit_code() == 0
+    assert not (tmp_path / "chat_history").exists()
 
 
 # --- without one --------------------------------------------------------------------------------------------------------
@@ -221,6 +271,68 @@ def test_system_and_clear(make):
         ["be brief", "two"],
         ["two", "ok", "three"],
     ]
+
+
+def test_regen_and_undo(make):
+    llm = FakeLLM(replies=["one", "two", "three", "four"])
+    chat = make(llm)
+    assert "there is no answer yet" in chat.says("/regen")
+    assert "there is no question to forget" in chat.says("/undo")
+    chat.says("first", "second")
+    assert "three" in chat.says("/regen")
+    assert [message["content"] for message in chat.turns] == ["first", "one", "second", "three"]
+    assert llm.prompts[2] == llm.prompts[1]
+    assert "forgotten: second" in chat.says("/undo")
+    assert [message["content"] for message in chat.turns] == ["first", "one"]
+    assert "four" in chat.says("/regen")
+    assert [message["content"] for message in chat.turns] == ["first", "four"]
+
+
+def test_a_failing_regen_keeps_the_answer(make):
+    llm = FakeLLM(replies=["same"])
+    chat = make(llm)
+    chat.says("more", "more")  # the same question twice
+    before = list(chat.turns)
+    llm.error = "no luck"
+    assert "error: no luck" in chat.says("/regen")
+    llm.error, llm.replies = None, [""]
+    chat.says("/regen")
+    assert chat.turns == before
+
+
+def test_regen_without_chance_says_so(make):
+    chat = make(FakeLLM(), temperature=0.0)
+    assert "stays the same" in chat.says("hello", "/regen")
+    assert "stays the same" not in make(FakeLLM()).says("hello", "/regen")
+
+
+def test_save_and_load(make, tmp_path):
+    chat = make(FakeLLM(replies=["one"]), system="be kind")
+    chat.says("first")
+    path = tmp_path / "my chat.json"
+    assert f"1 turn saved to {path}" in chat.says(f"/save {path}")
+    llm = FakeLLM(replies=["two"])
+    other = make(llm)
+    assert "1 turn loaded; there is a system prompt" in other.says(f"/load {path}")
+    other.says("/regen", "second")
+    assert [message["content"] for message in llm.prompts[-1]] == ["be kind", "first", "two", "second"]
+    assert "error: cannot read" in other.says(f"/load {tmp_path}/none.json")
+    assert "error: /load needs the file" in other.says("/load")
+
+
+def test_saving_without_a_name(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    chat = make(FakeLLM())
+    chat.says("first", "/save")
+    (path,) = tmp_path.glob("chat-*.json")
+    assert "1 turn loaded" in chat.says(f"/load {path.name}")
+
+
+def test_raw(make):
+    chat = make(FakeLLM(replies=["**x**"]))
+    assert "there is no answer yet" in chat.says("/raw")
+    chat.says("hello")
+    assert chat.says("/raw") == "**x**\n"
 
 
 def test_help_and_empty_lines(make):

@@ -6,9 +6,12 @@ import sys
 import pytest
 
 import kvant
+from kvant.checkpoint.catalogue import CATALOGUE
 from kvant.cli.main import main, run_command
 from tests.cli.fake import MODEL, FakeLLM, doors
 from tests.cli.terminal import ROOT
+
+COMMANDS = ["run", "pull", "list", "rm", "explain-config", "doctor"]
 
 
 def test_version(capsys):
@@ -20,10 +23,10 @@ def test_version(capsys):
 def test_help_lists_exactly_what_exists(capsys, arguments):
     assert run_command(arguments) == 0
     commands = capsys.readouterr().out.split("Commands:\n")[1].splitlines()
-    assert [line.split()[0] for line in commands if line.strip()] == ["run", "pull", "list", "doctor"]
+    assert [line.split()[0] for line in commands if line.strip()] == COMMANDS
 
 
-@pytest.mark.parametrize("command", ["run", "pull", "list", "doctor"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(capsys, command):
     assert run_command([command, "--help"]) == 0
     assert f"Usage: kvant {command}" in capsys.readouterr().out
@@ -69,6 +72,8 @@ def test_an_unusable_environment_is_a_mistake_like_any_other(capsys, monkeypatch
         (["--help"], ["torch", "numpy", "tokenizers", "jinja2"]),
         (["run", "--help"], ["torch", "numpy", "tokenizers", "jinja2"]),
         (["list"], ["torch", "numpy", "tokenizers", "jinja2"]),
+        (["rm", "nothing"], ["torch", "numpy", "tokenizers", "jinja2", "yaml", "huggingface_hub"]),
+        (["explain-config", "nothing"], ["torch", "tokenizers", "jinja2", "yaml", "huggingface_hub"]),
         (["pull", "nothing"], ["torch", "numpy", "tokenizers", "jinja2"]),
         (["doctor"], ["torch", "tokenizers", "jinja2", "transformers"]),
         # wrong arguments and unknown models are noticed before anything heavy is loaded
@@ -86,3 +91,20 @@ print("imported:", sorted(set({barred!r}) & set(sys.modules)))
     environment = {"KVANT_CACHE": str(tmp_path), "KVANT_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.stdout.splitlines()[-1] == "imported: []", done.stderr
+
+
+@pytest.mark.parametrize(
+    "words, expected", [("kvant ex", ["explain-config"]), ("kvant pull g", ["gemma3-270m"]), ("kvant rm ", ["gemma3-270m"])]
+)
+def test_completion_in_bash(tmp_path, words, expected):
+    """What the shell asks for, with one model in the store."""
+    model = CATALOGUE["gemma3-270m"]
+    path = tmp_path / "models" / model.alias / model.file_name
+    path.parent.mkdir(parents=True)
+    with open(path, "wb") as file:
+        file.truncate(model.num_bytes)
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), "_KVANT_COMPLETE": "complete_bash"}
+    script = "from kvant.cli.main import main; main([])"
+    environment = {**asked, "KVANT_CACHE": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.stdout.split() == expected, done.stderr

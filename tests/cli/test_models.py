@@ -1,5 +1,7 @@
 """`kvant pull` and `kvant list` over the real store in an empty folder; the network is never touched."""
 
+import json
+
 import pytest
 
 from kvant.checkpoint.catalogue import CATALOGUE
@@ -91,3 +93,28 @@ def test_interrupted_pull(kvant, monkeypatch):
 
 def test_columns():
     assert columns([["a", "bb", "c"], ["aaa", "b", ""]]) == ["a    bb  c", "aaa  b"]
+
+
+def test_rm(kvant, tmp_path):
+    model = CATALOGUE["smollm2-135m"]
+    path = tmp_path / "models" / model.alias / model.file_name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(3 << 20))
+    assert kvant("rm", "smollm2-135m") == (0, "smollm2-135m is removed; 3.0 MiB are free again\n", "")
+    assert not path.exists()
+    code, out, err = kvant("rm", "smollm2-135m")
+    assert (code, out) == (2, "") and "is not in the store; there is nothing to remove" in err
+    assert "org/name is not in the store" in kvant("rm", "org/name")[2]
+
+
+def test_a_model_of_the_hub(kvant, tmp_path):
+    folder = tmp_path / "hub" / "org--name" / "0123456789abcdef"
+    folder.mkdir(parents=True)
+    (folder / "model.gguf").write_bytes(b"GGUF")
+    pin = {"model": "org/name:model.gguf", "commit": "0123456789abcdef", "files": {"model.gguf": 4}}
+    (tmp_path / "hub" / "org%2Fname%3Amodel.gguf.json").write_text(json.dumps(pin))
+    line = kvant("list")[1].splitlines()[-1]
+    assert line.split()[0] == "org/name:model.gguf" and str(folder) in line and "Hugging Face, commit 0123456" in line
+    code, out, err = kvant("run", "org/other", "-p", "x")
+    assert (code, out) == (2, "") and "KVANT_OFFLINE is set; unset it and run: kvant pull org/other" in err
+    assert kvant("rm", "org/name:model.gguf")[1].startswith("org/name:model.gguf is removed; 4 bytes are free")
