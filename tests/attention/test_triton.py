@@ -9,13 +9,12 @@ import torch
 from kvant.attention import triton as backend
 from kvant.attention.pattern import AttentionRule
 from kvant.attention.reference import ReferenceAttention
-from kvant.attention.sdpa import SDPAAttention
-from kvant.attention.select import backend as select
+from kvant.attention.select import choose
 from kvant.attention.storage import KVStorage
 from kvant.attention.triton import TritonAttention, refuse_unsupported
 from kvant.batch import Batch, GroupBatch
 from kvant.config.model import CacheGroup
-from kvant.errors import ConfigError, UnsupportedError
+from kvant.errors import UnsupportedError
 from kvant.kernels import gathered_prefill
 from kvant.kernels.rotary import HeadNorms, apply_rotary, rotary_table
 from tests.kernels.compare import DEVICE, assert_close, rand
@@ -127,8 +126,6 @@ def test_unsupported_caches_are_refused_with_every_fact():
         refuse_unsupported(KVStorage((wide,), [2], torch.float64, "cpu"))
 
 
-def test_selection():
-    assert select("auto", device="cuda") is TritonAttention
-    assert select("auto") is SDPAAttention
-    with pytest.raises(ConfigError, match="needs a GPU"):
-        select("triton")
+@pytest.mark.gpu
+def test_auto_on_a_gpu_is_triton():
+    assert choose("auto", storage_of()) == (TritonAttention, "")
