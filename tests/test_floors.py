@@ -28,6 +28,9 @@ TORCH_FREE = [
     "kvant.models",
     "kvant.cli",
     "kvant.llm",
+    "kvant.engine.admission",
+    "kvant.engine.async_engine",
+    "kvant.engine.process",
     "kvant.engine.inbox",
     "kvant.engine.outputs",
 ]

@@ -16,7 +16,7 @@ from kvant.config.kv_memory import show_bytes
 from kvant.config.resolve import choose_device, choose_dtype, choose_executor, choose_threads
 from kvant.errors import KvantError
 
-REQUIRED = ("numpy", "tokenizers", "jinja2", "typer", "rich")
+REQUIRED = ("numpy", "tokenizers", "huggingface_hub", "pyyaml", "jinja2", "typer", "rich")
 OPTIONAL = ("torch", "triton")
 
 Rows = list[list[str]]

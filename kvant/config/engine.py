@@ -20,7 +20,7 @@ MAX_THREADS = 1024
 class EngineConfig:
     """How an engine runs a model. Frozen: resolving returns a new one, nothing changes after start-up."""
 
-    model: str = option(DEFAULT_MODEL, "alias, .gguf file, Hugging Face directory, or dummy:CONFIG.json")
+    model: str = option(DEFAULT_MODEL, "alias, .gguf file, folder, Hugging Face model org/name, or dummy:CONFIG.json")
     dtype: str = option("auto", "arithmetic of the network", choices=DTYPES)
     device: str = option("auto", "where the network runs", choices=DEVICES)
     max_model_len: int | None = option(None, "longest context; None: the model's own, as far as memory goes", unit="tokens")

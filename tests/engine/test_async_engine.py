@@ -29,6 +29,7 @@ from kvant.engine.process import Failure
 from kvant.errors import CapacityError
 from kvant.types import Add, Request
 
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
