@@ -15,8 +15,12 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 @pytest.fixture(scope="module")
 def llm():
-    # Without the prefix cache: a prompt found there is computed in fewer rows, by another kernel, and the first question's two
-    # best first tokens are nearly tied.
+    return LLM("smollm2-135m", max_model_len=512, kv_cache_memory_bytes=64 << 20, deterministic=True)
+
+
+@pytest.fixture(scope="module")
+def default():
+    """As users have it, except that every prompt is computed anew."""
     return LLM("smollm2-135m", max_model_len=512, kv_cache_memory_bytes=64 << 20, enable_prefix_caching=False)
 
 
@@ -25,8 +29,8 @@ def gemma():
     return LLM("gemma3-270m", max_model_len=512, kv_cache_memory_bytes=64 << 20)
 
 
-def test_the_capital_of_france(llm):
-    (output,) = llm.chat(
+def test_the_capital_of_france(default):
+    (output,) = default.chat(
         [{"role": "user", "content": "What is the capital of France?"}], SamplingParams(temperature=0, max_tokens=30)
     )
     assert output.outputs[0].text == "The capital of France is Paris."
@@ -85,9 +89,9 @@ def test_closing_a_stream_cancels_the_request(llm):
     assert not llm.engine.has_work()
 
 
-@pytest.mark.parametrize("stop", ["Paris", "of France", " is"])
+@pytest.mark.parametrize("stop", ["table", "sh table i", " is"])
 def test_R07_no_part_of_a_stop_string_is_seen(llm, stop):
-    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    chat = [{"role": "user", "content": "Explain what a hash table is in one sentence."}]
     free = llm.chat(chat, SamplingParams(temperature=0, max_tokens=30))[0].outputs[0].text
     params = SamplingParams(temperature=0, max_tokens=30, stop=stop)
     choice = llm.chat(chat, params)[0].outputs[0]
@@ -198,9 +202,9 @@ def test_unknown_models_and_options_are_named():
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
-def test_the_default_arithmetic_passes_its_gate(name, llm, gemma):
+def test_the_default_arithmetic_passes_its_gate(name, default, gemma):
     """docs/models.md: along the reference's path, the top-5 log-probabilities move by 0.03 on average."""
-    differences = along_the_path(llm if name == "smollm2-135m" else gemma, name)
+    differences = along_the_path(gemma if name == "gemma3-270m" else default, name)
     mean = sum(differences) / len(differences)
     print(f"{name} native: mean {mean:.4f}, max {max(differences):.4f}, within 0.15: {_share(differences):.3f}")
     assert mean < 0.06 and _share(differences) > 0.95
@@ -208,6 +212,21 @@ def test_the_default_arithmetic_passes_its_gate(name, llm, gemma):
 
 def _share(differences: list[float]) -> float:
     return sum(difference < 0.15 for difference in differences) / len(differences)
+
+
+def test_R35_deterministic_tokens_do_not_depend_on_company_chunks_or_cache(llm):
+    """Bit by bit: alone, in a crowd, in chunks of any size, with the prompt found in the cache or not."""
+    prompts = [f"{number}. The most important thing about a cache is" for number in range(9)]
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, logprobs=2)
+
+    def said(outputs):
+        return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+
+    alone = [said(llm.generate(prompt, params))[0] for prompt in prompts]
+    assert said(llm.generate(prompts, params)) == alone
+    for changes in ({"max_num_batched_tokens": 3}, {"enable_prefix_caching": False, "threads": 1}):
+        other = LLM("smollm2-135m", max_model_len=512, kv_cache_memory_bytes=64 << 20, deterministic=True, **changes)
+        assert said(other.generate(prompts, params)) == alone
 
 
 def test_kvant_run_imports_neither_torch_nor_what_it_does_not_need():

@@ -30,6 +30,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = option(None, "size of the KV cache; None: a share of free memory", unit="bytes")
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory that the engine may use")
     enable_prefix_caching: bool = option(True, "reuse the keys and values of prompts with a common beginning")
+    deterministic: bool = option(False, "a request's tokens never depend on what else is computed; slower prompts")
     seed: int | None = option(None, "makes requests without a seed of their own reproducible")
     threads: int | None = option(None, "CPU threads; None: the cores this process may use")
 

@@ -108,6 +108,11 @@ def choose_device(config: EngineConfig, hardware: Hardware) -> Choice[str]:
 
 def choose_executor(config: EngineConfig, hardware: Hardware, device: str) -> Choice[str]:
     """ "native" on a CPU whose dtype is left open: it computes on the weights as they are stored, several times faster."""
+    if config.deterministic and (device != "cpu" or config.dtype != "auto"):
+        raise ConfigError(
+            "deterministic is kept by the native executor alone; take --device cpu and leave the dtype open",
+            param="deterministic",
+        )
     if device != "cpu" or config.dtype != "auto":
         return Choice("torch")
     if hardware.compiler is None:

@@ -73,9 +73,16 @@ def create_runner(resolved: Resolved, opened: Opened, num_tokens_known: int) -> 
         library = load_library(notices.append, read_environment().cache / "native")
         if library is not None:
             load_weights(model, opened.checkpoint.tensors, None)
-            network = record(model, resolved.groups).finish(library, threads=config.threads or 1)
+            network = record(model, resolved.groups).finish(
+                library, threads=config.threads or 1, deterministic=config.deterministic
+            )
             cache = network.new_cache(resolved.num_blocks)
             return Made(NativeRunner(network, cache, seats, known, opened.config.vocab_size), tuple(notices))
+    if config.deterministic:
+        raise ConfigError(
+            "deterministic needs the native executor: a CPU, dtype auto and a C++ compiler (see kvant doctor)",
+            param="deterministic",
+        )
     runner, notice = _torch_runner(resolved, opened, model, seats, known)
     return Made(runner, (*notices, *([notice] if notice else [])))
 

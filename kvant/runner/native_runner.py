@@ -40,15 +40,15 @@ class NativeRunner:
     def select(self, prepared: Prepared, step: Any, schedule: Schedule) -> Pending:
         plan = prepared.plan
         logits = step.logits[:, : self.vocab_size]
-        finite = host.finite(logits)
-        ids = host.draw(logits, plan.draw, *self._counts(plan))
+        summary = self.model.summarize(logits)
+        ids = host.draw(logits, plan.draw, *self._counts(plan), best=summary.ids)
         reports: list[TokenLogprobs] = []
         if plan.logprobs:
             draws = np.array([draw for draw, _ in plan.logprobs])
             reports = host.gather(logits[plan.draw.rows[draws]], ids[draws], [count for _, count in plan.logprobs])
         # Last: asking for more logits overwrites the ones above.
         scores = {score.row: self._score(score) for score in plan.scores}
-        return Pending(len(schedule.rows), plan, ids, finite, reports, scores)
+        return Pending(len(schedule.rows), plan, ids, summary.finite, reports, scores)
 
     def _score(self, score: PromptScore) -> tuple[TokenLogprobs, ...]:
         scored: list[TokenLogprobs] = []

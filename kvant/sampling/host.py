@@ -12,10 +12,13 @@ from kvant.types import TokenLogprobs
 Array = np.ndarray
 
 
-def draw(logits: Array, plan: DrawPlan, counts: Array | None = None, seen: Array | None = None) -> Array:
-    """`logits` [R, V] fp32 -> ids [Z] int64; see `sampler.draw`."""
+def draw(
+    logits: Array, plan: DrawPlan, counts: Array | None = None, seen: Array | None = None, best: Array | None = None
+) -> Array:
+    """`logits` [R, V] fp32 -> ids [Z] int64; see `sampler.draw`. `best` [R] are the greedy choices, where they are known."""
+    raw = logits
     logits = _edited(logits, plan, counts, seen)
-    ids = logits.argmax(-1)[plan.rows]
+    ids = (best if best is not None and logits is raw else logits.argmax(-1))[plan.rows]
     random = np.flatnonzero(plan.temperature[plan.rows] >= GREEDY_TEMPERATURE)
     if random.size == 0:
         return ids

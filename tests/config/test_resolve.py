@@ -171,6 +171,13 @@ def test_executor(config, hardware, expected):
     assert done(config, hardware=hardware).executor == expected
 
 
+@pytest.mark.parametrize("changes", [{"dtype": "float32"}, {"device": "cuda"}])
+def test_deterministic_is_refused_where_it_is_not_kept(changes):
+    with pytest.raises(ConfigError, match="native executor"):
+        done(EngineConfig(deterministic=True, **changes), hardware=GPU)
+    assert done(EngineConfig(deterministic=True, device="cpu"), hardware=GPU).executor == "native"
+
+
 def test_a_missing_compiler_is_noticed_with_the_remedy():
     (notice,) = done(hardware=replace(PLAIN, compiler=None)).notices
     assert "install g++" in notice
