@@ -78,7 +78,7 @@ class _Cursor:
         self.data, self.name, self.position, self.size = data, name, 0, len(data)
 
     def malformed(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.name} is not a valid GGUF file: {what}")
+        return CheckpointError(f"{self.name} is not a valid GGUF file: {what[:300]}")  # names may be long, and of any kind
 
     def need(self, count: int, each: int, what: str) -> None:
         """Refuses `count` items of at least `each` bytes where fewer bytes are left."""
@@ -203,7 +203,7 @@ def _info(cursor: _Cursor) -> _Info:
         raise cursor.malformed(f"tensor {name!r} has the unknown type {kind}")
     if TENSOR_TYPES[kind] not in FORMATS:
         raise UnsupportedError(
-            f"{cursor.name}: tensor {name!r} is stored as {TENSOR_TYPES[kind]}, which is not built here; "
+            f"{cursor.name}: tensor {name[:80]!r} is stored as {TENSOR_TYPES[kind]}, which is not built here; "
             f"supported: {', '.join(SUPPORTED)} (see docs/models.md)"
         )
     return _Info(name, TENSOR_TYPES[kind], shape, offset)

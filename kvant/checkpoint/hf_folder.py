@@ -130,7 +130,8 @@ def _id_of(folder: Path, tokenizer: dict[str, Any], text: str) -> int | None:
     for number, token in (declared if isinstance(declared, dict) else {}).items():
         if isinstance(token, dict) and token.get("content") == text and number.isdecimal():
             return int(number)
-    for token in _optional_json(folder / "tokenizer.json").get("added_tokens") or []:
+    added = _optional_json(folder / "tokenizer.json").get("added_tokens")
+    for token in added if isinstance(added, list) else []:
         if isinstance(token, dict) and token.get("content") == text and isinstance(token.get("id"), int):
             return int(token["id"])
     return None

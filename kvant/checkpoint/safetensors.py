@@ -125,16 +125,16 @@ def read_json(path: Path) -> dict[str, Any]:
         text = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-    return _parse(path, text)
+    return _parse(f"{path}", text)
 
 
-def _parse(path: Path, text: bytes) -> dict[str, Any]:
+def _parse(what: str, text: bytes) -> dict[str, Any]:
     try:
         parsed = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:  # both UnicodeDecodeError and JSONDecodeError are ValueErrors
-        _malformed(path, f"bad JSON, {str(error)[:100]}")
+        raise CheckpointError(f"{what} is not valid JSON: {str(error)[:100]}") from None
     if not isinstance(parsed, dict):
-        _malformed(path, "its JSON is no object")
+        raise CheckpointError(f"{what} is JSON, but no object")
     return parsed
 
 
@@ -148,7 +148,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _entries(path: Path, text: bytes) -> list[_Entry]:
     """The tensors that the header declares, in order of offset, each consistent in itself."""
-    header = _parse(path, text)
+    header = _parse(f"the header of {path.name}", text)
     header.pop("__metadata__", None)
     entries = [_entry(path, name, declared) for name, declared in header.items()]
     return sorted(entries, key=lambda entry: (entry.begin, entry.end))

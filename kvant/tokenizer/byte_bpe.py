@@ -5,9 +5,11 @@ The library sees only the text between added tokens; those are found by `added_t
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from kvant.errors import KvantError, RequestError
 from kvant.tokenizer.pretokenizers import PreTokenizer
 from kvant.tokenizer.vocabulary import TokenKind
 
@@ -26,8 +28,22 @@ class LibraryEncoder:
         self._later = backend if not _spaces_the_first_word_only(backend) else _without_first_space(backend)
 
     def encode(self, text: str, *, at_start: bool) -> list[int]:
-        ids: list[int] = (self._backend if at_start else self._later).encode(text, add_special_tokens=False).ids
+        """Raises RequestError for a text that this tokenizer has no ids for (there are such, without bytes or <unk>)."""
+        backend = self._backend if at_start else self._later
+        with library_errors(RequestError, "the model's tokenizer cannot encode this text"):
+            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
         return ids
+
+
+@contextmanager
+def library_errors(kind: type[KvantError], what: str) -> Iterator[None]:
+    """Turns whatever the library raises into `kind`: bare Exceptions, and panics of Rust, which are no Exceptions at all."""
+    try:
+        yield
+    except (KvantError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise kind(f"{what}: {' '.join(str(error).split())[:200] or type(error).__name__}") from error
 
 
 def byte_level_bpe(tokens: Sequence[str], kinds: Sequence[int], merges: Sequence[str], pre: PreTokenizer) -> LibraryEncoder:

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from kvant.errors import CheckpointError, ModelNotFoundError, UnsupportedError
 from kvant.tokenizer.added_tokens import AddedToken
-from kvant.tokenizer.byte_bpe import LibraryEncoder
+from kvant.tokenizer.byte_bpe import LibraryEncoder, library_errors
 from kvant.tokenizer.parts import Parts
 from kvant.tokenizer.vocabulary import Roles, Spelling, TokenKind, Vocabulary, declared_ends
 
 if TYPE_CHECKING:
     import tokenizers
+
+
+MAX_TOKENS = 1 << 22  # sixteen times Gemma's vocabulary; a table of all ids is made
+PROBE = "".join(map(chr, range(9, 127))) + " é我😀"  # text that every tokenizer of a language model can encode
 
 
 def read_directory(folder: Path) -> Parts:
@@ -27,33 +31,42 @@ def read_directory(folder: Path) -> Parts:
     if not path.is_file():
         hint = "; convert tokenizer.model to tokenizer.json first" if (folder / "tokenizer.model").is_file() else ""
         raise ModelNotFoundError(f"{folder} holds no tokenizer.json{hint}")
-    try:
+    with library_errors(CheckpointError, f"{path} cannot be read"):
         backend = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exceptions
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    encoder = LibraryEncoder(backend)  # first of all: it switches off cutting and padding, which a file may ask for
+    with library_errors(CheckpointError, f"{path} is no tokenizer that works"):
+        encoder.encode(PROBE, at_start=True)
+        adds = backend.encode("").ids[:1]  # what its post-processor puts in front
     config = {**_json(folder / "special_tokens_map.json"), **_json(folder / "tokenizer_config.json")}
     spelling, leading_space = _decoding(backend, path)
-    tokens, kinds = _tokens(backend, spelling)
-    roles = _roles(backend, config, tokens, kinds, leading_space)
+    tokens, kinds = _tokens(backend, spelling, path)
+    roles = _roles(config, tokens, kinds, adds, leading_space)
     added = [
         AddedToken(token.content, number, token.special, token.lstrip, token.rstrip, token.single_word)
         for number, token in backend.get_added_tokens_decoder().items()
         if token.special or not token.normalized  # the others are found in normalised text, by the library
     ]
     vocabulary = Vocabulary(tokens=tokens, kinds=kinds, spelling=spelling, roles=roles)
-    return Parts(vocabulary, LibraryEncoder(backend), added, _templates(folder, config))
+    return Parts(vocabulary, encoder, added, _templates(folder, config))
 
 
 def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        values = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+        values = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {str(error)[:100]}") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} must hold a JSON object")
     return values
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
 
 
 def _decoding(backend: "tokenizers.Tokenizer", path: Path) -> tuple[Spelling, bool]:
@@ -69,9 +82,11 @@ def _decoding(backend: "tokenizers.Tokenizer", path: Path) -> tuple[Spelling, bo
     raise UnsupportedError(f"{path}: decoder {', '.join(parts)} is not built here; supported: ByteLevel and SentencePiece's")
 
 
-def _tokens(backend: "tokenizers.Tokenizer", spelling: Spelling) -> tuple[list[str], list[int]]:
+def _tokens(backend: "tokenizers.Tokenizer", spelling: Spelling, path: Path) -> tuple[list[str], list[int]]:
     ids = backend.get_vocab(with_added_tokens=True)
-    size = max(ids.values(), default=-1) + 1
+    size = max((*ids.values(), *backend.get_added_tokens_decoder()), default=-1) + 1
+    if size > MAX_TOKENS:
+        raise CheckpointError(f"{path} has a token of id {size - 1}; at most {MAX_TOKENS} tokens are accepted")
     tokens, kinds = [""] * size, [int(TokenKind.UNUSED)] * size
     for token, number in ids.items():
         is_byte = spelling is Spelling.SENTENCEPIECE and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
@@ -82,9 +97,7 @@ def _tokens(backend: "tokenizers.Tokenizer", spelling: Spelling) -> tuple[list[s
     return tokens, kinds
 
 
-def _roles(
-    backend: "tokenizers.Tokenizer", config: Mapping[str, Any], tokens: list[str], kinds: list[int], leading_space: bool
-) -> Roles:
+def _roles(config: Mapping[str, Any], tokens: list[str], kinds: list[int], adds: list[int], leading_space: bool) -> Roles:
     ids = {token: number for number, token in enumerate(tokens)}
     named = {name: _named_token(config, name, ids) for name in ("bos_token", "eos_token", "unk_token")}
     for number in (named["bos_token"], named["eos_token"]):
@@ -93,7 +106,7 @@ def _roles(
     bos = named["bos_token"]
     add_bos = config.get("add_bos_token")
     if not isinstance(add_bos, bool):
-        add_bos = backend.encode("").ids[:1] == [bos]  # what its post-processor does
+        add_bos = adds == [bos]
     return Roles(
         bos_id=bos,
         eos_id=named["eos_token"],
@@ -110,8 +123,8 @@ def _named_token(config: Mapping[str, Any], name: str, ids: Mapping[str, int]) -
         token = token.get("content")
     if token is None:
         return None
-    if token not in ids:
-        raise CheckpointError(f"the tokenizer's {name} {token!r} is not in its vocabulary")
+    if not isinstance(token, str) or token not in ids:
+        raise CheckpointError(f"the tokenizer's {name} {str(token)[:80]!r} is not in its vocabulary")
     return ids[token]
 
 
@@ -119,10 +132,11 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """chat_template.jinja, else `chat_template` in tokenizer_config.json: one text, or a list of named ones."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return {"default": path.read_text("utf-8")}
+        return {"default": _text(path)}
     template = config.get("chat_template")
     if isinstance(template, str):
         return {"default": template}
     if isinstance(template, list):
-        return {str(entry["name"]): str(entry["template"]) for entry in template if {"name", "template"} <= set(entry)}
+        named = [entry for entry in template if isinstance(entry, Mapping) and {"name", "template"} <= entry.keys()]
+        return {str(entry["name"]): str(entry["template"]) for entry in named}
     return {}

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvant.errors import CheckpointError, UnsupportedError
 from kvant.tokenizer.added_tokens import AddedToken
-from kvant.tokenizer.byte_bpe import byte_level_bpe, character_bpe
+from kvant.tokenizer.byte_bpe import byte_level_bpe, character_bpe, library_errors
 from kvant.tokenizer.parts import Encoder, Parts
 from kvant.tokenizer.pretokenizers import pre_tokenizer
 from kvant.tokenizer.spm import SentencePieceEncoder
@@ -47,12 +47,10 @@ def _encoder(metadata: Mapping[str, Any], model: str, vocabulary: Vocabulary) ->
         return SentencePieceEncoder(tokens, scores, kinds, roles.unk_id, roles.leading_space)
     pre = pre_tokenizer(metadata.get(PREFIX + "pre")) if model == "gpt2" else None
     merges = _array(metadata, "merges")
-    try:
+    with library_errors(CheckpointError, "the file's merges do not fit its tokens"):
         if pre is None:
             return character_bpe(tokens, kinds, merges, roles.unk_id)
         return byte_level_bpe(tokens, kinds, merges, pre)
-    except Exception as error:  # the library raises bare Exceptions
-        raise CheckpointError(f"the file's merges do not fit its tokens: {error}") from error
 
 
 def _array(metadata: Mapping[str, Any], name: str, length: int | None = None) -> Sequence[Any]:
@@ -76,7 +74,8 @@ def _kinds(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
             kinds[number] = int(TokenKind.CONTROL)
     for number, kind in enumerate(kinds):
         if kind == TokenKind.BYTE and not _is_byte(tokens[number]):
-            raise CheckpointError(f"token {number} is marked as a byte but reads {tokens[number]!r} instead of <0xNN>")
+            reads = str(tokens[number])[:40]
+            raise CheckpointError(f"token {number} is marked as a byte but reads {reads!r} instead of <0xNN>")
     return kinds
 
 
@@ -106,7 +105,7 @@ def _id(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | None:
     if number is None:
         return None
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < vocab_size:
-        raise CheckpointError(f"{PREFIX}{name} is {number!r}, which is no token of the file's {vocab_size}")
+        raise CheckpointError(f"{PREFIX}{name} is {str(number)[:40]!r}, which is no token of the file's {vocab_size}")
     return number
 
 

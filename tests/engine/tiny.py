@@ -1,6 +1,6 @@
 """Engines around tiny random networks, without files or tokenizers: what the tests of the loop share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import transformers
@@ -60,9 +60,10 @@ def engine_of(
     end=(),
     device="cpu",
     attention="sdpa",
+    block_size=16,
 ) -> Engine:
     """An engine over `model`; every structure with bookkeeping is checked after each step."""
-    groups = model.config.cache_groups()
+    groups = tuple(replace(group, block_size=block_size) for group in model.config.cache_groups())
     blocks = tuple(num_blocks for _ in groups)
     manager = KVCacheManager(groups, blocks, enable_prefix_caching=caching)
     scheduler = Scheduler(
