@@ -202,16 +202,20 @@ class Bench(NamedTuple):
         }
 
     def _in_turn(self, engines: dict[str, Callable[[], Any]], number: int) -> tuple[dict[str, Any], float]:
-        """What each engine gives, measured in alternating order; and the cores that others used meanwhile.
+        """What each engine gives, measured in alternating order; and the cores that others used meanwhile, at the worst.
 
-        While patience lasts, a measurement that others disturbed is made again: chosen by their work, not by its result.
+        While patience lasts, a measurement that others disturbed is begun again: chosen by their work, not by its result.
         """
         end = time.monotonic() + self.patience
         while True:
             self.machine.settle(end)
-            results = {name: engines[name]() for name in alternate(list(engines), number)}
-            others = self.machine.lap()
-            if others < QUIET or time.monotonic() >= end:
+            results, others = {}, 0.0
+            for name in alternate(list(engines), number):
+                results[name] = engines[name]()
+                others = max(others, self.machine.lap())
+                if others >= QUIET and time.monotonic() < end:
+                    break
+            else:
                 return results, others
 
 
