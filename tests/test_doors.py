@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from kvant import LLM, ConfigError, KvantError, RequestError, SamplingParams, TemplateError
+from kvant import LLM, ConfigError, KvantError, ModelNotFoundError, RequestError, SamplingParams, TemplateError
 from tests.tiny_folder import write_folder
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -124,6 +124,21 @@ def test_R10_a_chat_without_a_limit_goes_on_to_the_end_of_the_context(folder):
 def test_unknown_options_are_named(folder):
     with pytest.raises(ConfigError, match=r"unknown option 'max_model_length'; known are .*max_model_len"):
         LLM(str(folder), max_model_length=5)
+
+
+def test_recommendations_that_cannot_be_are_left_out_with_a_notice(tmp_path):
+    llm = LLM(str(write_folder(tmp_path, generation_config={"temperature": -3, "top_k": 5})), kv_cache_memory_bytes=4 << 20)
+    assert llm.default_sampling == {} and any("temperature must be between" in notice for notice in llm.notices)
+    assert llm.generate("hello")[0].outputs[0].finish_reason
+    llm = LLM(str(write_folder(tmp_path, generation_config={"do_sample": False, "temperature": 0.7})))
+    assert llm.default_sampling == {"temperature": 0.0}
+
+
+def test_R06_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    folder = write_folder(tmp_path)
+    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+    with pytest.raises(ModelNotFoundError, match=r"no tokenizer.json; convert tokenizer.model"):
+        LLM(str(folder))
 
 
 # --- who leaves -----------------------------------------------------------------------------------------------------------

@@ -36,22 +36,28 @@ def open_dummy(path: Path) -> Checkpoint:
     config = _config(path)
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")
     tensors = DummyTensors(dtype, names.NORM_OFFSETS.get(config["architectures"][0], 0.0))
-    return _checkpoint(path, path.parent, config, tensors)
+    return _checkpoint(path, path.parent, config, tensors, needs_tokenizer=False)
 
 
 def _checkpoint(
-    path: Path, folder: Path, config: dict[str, Any], tensors: FileTensors | DummyTensors, skipped: tuple[str, ...] = ()
+    path: Path,
+    folder: Path,
+    config: dict[str, Any],
+    tensors: FileTensors | DummyTensors,
+    skipped: tuple[str, ...] = (),
+    needs_tokenizer: bool = True,
 ) -> Checkpoint:
     generation = _optional_json(folder / "generation_config.json")
     tokenizer = _optional_json(folder / "tokenizer_config.json")
     ends = _end_tokens(folder, config, generation, tokenizer)
     config["eos_token_id"] = list(ends)
-    has_tokenizer = (folder / "tokenizer.json").is_file()
+    # A model that learned from texts means nothing without its tokenizer; only random weights can do with bytes.
+    reads_tokenizer = needs_tokenizer or (folder / "tokenizer.json").is_file()
     return Checkpoint(
         path=path,
         config=config,
         tensors=tensors,
-        tokenizer_source=TokenizerSource(kind="hf", folder=folder) if has_tokenizer else TokenizerSource(kind="none"),
+        tokenizer_source=TokenizerSource(kind="hf", folder=folder) if reads_tokenizer else TokenizerSource(kind="none"),
         generation_config=generation,
         chat_template=_chat_template(folder, tokenizer),
         end_token_ids=ends,

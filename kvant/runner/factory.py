@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from kvant.config.environment import read_environment
 from kvant.config.model import ModelConfig
 from kvant.config.resolve import ITEMSIZE, Resolved
+from kvant.config.sampling import SamplingParams
 from kvant.distributed.mesh import Mesh
-from kvant.errors import ConfigError
+from kvant.errors import ConfigError, RequestError
 from kvant.models.load import build, load_weights, placement
 from kvant.models.load import open_model as open_checkpoint
 from kvant.native.build import load as load_library
@@ -42,12 +43,13 @@ class Opened:
 def open_model(name: str) -> Opened:
     """Opens an alias, file, directory or `dummy:`. Raises `ModelError` and its children."""
     checkpoint = open_checkpoint(name)
+    sampling, notices = _sampling(checkpoint.generation_config)
     return Opened(
         checkpoint=checkpoint,
         config=ModelConfig.from_dict(checkpoint.config),
-        default_sampling=_sampling(checkpoint.generation_config),
+        default_sampling=sampling,
         end_token_ids=tuple(checkpoint.end_token_ids),
-        notices=tuple(f"not used by this network: {name}" for name in checkpoint.skipped),
+        notices=(*notices, *(f"not used by this network: {name}" for name in checkpoint.skipped)),
     )
 
 
@@ -106,9 +108,14 @@ def _torch_runner(resolved: Resolved, opened: Opened, model: Any, seats: SeatTab
     return TorchRunner(model, storage, seats, attention.backend, known), attention.notice
 
 
-def _sampling(generation_config: dict[str, Any]) -> dict[str, Any]:
-    """The sampling parameters that the model's authors recommend, by our names."""
+def _sampling(generation_config: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The sampling parameters that the model's authors recommend, by our names; a notice where they cannot be."""
     if generation_config.get("do_sample") is False:
-        return {"temperature": 0.0}
+        return {"temperature": 0.0}, ()
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    return {name: generation_config[name] for name in names if generation_config.get(name) is not None}
+    recommended = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
+    try:
+        SamplingParams(**recommended)
+    except RequestError as error:
+        return {}, (f"the sampling parameters that the model recommends are not used: {error}",)
+    return recommended, ()
