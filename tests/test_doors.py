@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from kvant import LLM, ConfigError, KvantError, ModelNotFoundError, RequestError, SamplingParams, TemplateError
-from tests.tiny_folder import write_folder
+from tests.tiny_folder import LLAMA, write_folder
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
+SMALL = {"kv_cache_memory_bytes": 4 << 20, "threads": 1}
 RECOMMENDED = {"generation_config": {"do_sample": True, "temperature": 0.9, "top_k": 20, "eos_token_id": [261, 263]}}
 
 
@@ -21,7 +22,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["auto", "float32"])
 def llm(request, folder):
-    return LLM(str(folder), dtype=request.param, kv_cache_memory_bytes=4 << 20, seed=1)
+    return LLM(str(folder), dtype=request.param, **SMALL, seed=1)
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +107,7 @@ def test_what_are_no_sampling_params_is_refused(llm, wrong):
 
 
 def test_without_parameters_the_models_own_count(folder):
-    llm = LLM(str(folder), seed=5, kv_cache_memory_bytes=4 << 20)  # the seed of its first request too
+    llm = LLM(str(folder), seed=5, **SMALL)  # the seed of its first request too
     assert llm.default_sampling == {"temperature": 0.9, "top_k": 20}
     drawn = llm.generate("hello")[0].outputs[0]
     same = llm.generate("hello", SamplingParams(temperature=0.9, top_k=20, seed=5))[0].outputs[0]
@@ -114,7 +115,7 @@ def test_without_parameters_the_models_own_count(folder):
 
 
 def test_R10_a_chat_without_a_limit_goes_on_to_the_end_of_the_context(folder):
-    llm = LLM(str(folder), max_model_len=64, kv_cache_memory_bytes=4 << 20)
+    llm = LLM(str(folder), max_model_len=64, **SMALL)
     llm.engine.admission = type(llm.engine.admission)(max_model_len=64, max_num_seqs=64, embedding_rows=272)  # no end tokens
     (output,) = llm.chat([{"role": "user", "content": "hi"}])
     assert len(output.prompt_token_ids) + len(output.outputs[0].token_ids) == 64
@@ -127,10 +128,10 @@ def test_unknown_options_are_named(folder):
 
 
 def test_recommendations_that_cannot_be_are_left_out_with_a_notice(tmp_path):
-    llm = LLM(str(write_folder(tmp_path, generation_config={"temperature": -3, "top_k": 5})), kv_cache_memory_bytes=4 << 20)
+    llm = LLM(str(write_folder(tmp_path, generation_config={"temperature": -3, "top_k": 5})), **SMALL)
     assert llm.default_sampling == {} and any("temperature must be between" in notice for notice in llm.notices)
     assert llm.generate("hello")[0].outputs[0].finish_reason
-    llm = LLM(str(write_folder(tmp_path, generation_config={"do_sample": False, "temperature": 0.7})))
+    llm = LLM(str(write_folder(tmp_path, generation_config={"do_sample": False, "temperature": 0.7})), **SMALL)
     assert llm.default_sampling == {"temperature": 0.0}
 
 
@@ -139,6 +140,18 @@ def test_R06_a_folder_without_a_tokenizer_is_refused(tmp_path):
     (folder / "tokenizer.json").rename(folder / "tokenizer.model")
     with pytest.raises(ModelNotFoundError, match=r"no tokenizer.json; convert tokenizer.model"):
         LLM(str(folder))
+
+
+def test_R48_an_fp16_run_that_overflows_ends_with_an_error_and_not_with_words(tmp_path):
+    """Weights as published in bf16, activations far beyond 65,504: fp16 says so, bf16 and the default dtype answer."""
+    folder = str(write_folder(tmp_path, {**LLAMA, "torch_dtype": "bfloat16"}, spread=2000.0))
+    for dtype, error in (("float16", True), ("bfloat16", False), ("auto", False)):
+        llm = LLM(folder, dtype=dtype, **SMALL)
+        for output in llm.generate(["hello", "other"], GREEDY.with_changes(n=2)):
+            for choice in output.outputs:
+                assert (choice.finish_reason == "error") is error, dtype
+                assert not error or ("NaN" in choice.error and choice.text == "" and choice.token_ids == [])
+        assert not error or any("float16 may overflow" in notice for notice in llm.notices)
 
 
 # --- who leaves -----------------------------------------------------------------------------------------------------------
@@ -255,8 +268,8 @@ def test_a_short_answer_does_not_wait_for_a_long_one_in_another_thread(llm):
 def test_two_models_in_one_process_do_not_mix(folder, tmp_path):
     from tests.tiny_folder import GEMMA
 
-    one = LLM(str(folder), kv_cache_memory_bytes=4 << 20)
-    two = LLM(str(write_folder(tmp_path, GEMMA)), kv_cache_memory_bytes=4 << 20)
+    one = LLM(str(folder), **SMALL)
+    two = LLM(str(write_folder(tmp_path, GEMMA)), **SMALL)
     alone = [ids_of(llm.generate("hello", GREEDY))[0] for llm in (one, two)]
     streams, got = [llm.stream("hello", GREEDY) for llm in (one, two)], [[], []]
     for _ in range(40):
@@ -271,8 +284,8 @@ def test_two_models_in_one_process_do_not_mix(folder, tmp_path):
 )
 def test_extreme_options_change_no_text(folder, options):
     prompts = ["hello world " * 3, "abc", "hello world " * 3 + "x"]
-    plain = LLM(str(folder), dtype="float32", kv_cache_memory_bytes=4 << 20)
-    extreme = LLM(str(folder), dtype="float32", kv_cache_memory_bytes=4 << 20, **options)
+    plain = LLM(str(folder), dtype="float32", **SMALL)
+    extreme = LLM(str(folder), dtype="float32", **SMALL, **options)
     expected = ids_of(plain.generate(prompts, GREEDY))
     for _ in range(2):
         assert ids_of(extreme.generate(prompts, GREEDY)) == expected

@@ -46,8 +46,8 @@ GEMMA = {
 }
 
 
-def write_folder(folder: Path, config: dict = LLAMA, **files: dict) -> Path:
-    """A whole model. `files` are further JSON files, by their name without the ending."""
+def write_folder(folder: Path, config: dict = LLAMA, spread: float = 2.0, **files: dict) -> Path:
+    """A whole model, its matrices `spread` times the usual. `files` are further JSON files, by name without the ending."""
     write_tokenizer(folder)
     for name, content in {"config": config, **files}.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
@@ -56,7 +56,7 @@ def write_folder(folder: Path, config: dict = LLAMA, **files: dict) -> Path:
     for path, brick in build(ModelConfig.from_dict(config), Mesh()).walk():
         for name, shape in brick.wants().items():
             values = source.find(path + name, shape).raw.view(np.float32).reshape(shape)
-            weights[path + name] = values if "norm" in path else 2 * values
+            weights[path + name] = values if "norm" in path else np.float32(spread) * values
     save_file(weights, folder / "model.safetensors")
     return folder
 

@@ -18,7 +18,7 @@ WAIT_SECONDS = 0.2
 @contextmanager
 def only_one(lock: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Held by one process at a time; `waiting` is called now and then while another one has it."""
-    with open(lock, "a+b") as file:
+    with _opened(lock) as file:
         while not _try(file):
             waiting()
             time.sleep(WAIT_SECONDS)
@@ -33,10 +33,20 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"cannot make the folder {folder} ({error.strerror}); set KVANT_CACHE to a folder that can be written",
-            param="KVANT_CACHE",
-        ) from None
+        raise _unwritable(f"make the folder {folder}", error) from None
+
+
+def _opened(lock: Path) -> IO[bytes]:
+    try:
+        return open(lock, "a+b")
+    except OSError as error:  # a cache that belongs to somebody else, or lies on a disk that is read-only
+        raise _unwritable(f"write {lock}", error) from None
+
+
+def _unwritable(what: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot {what} ({error.strerror}); set KVANT_CACHE to a folder that can be written", param="KVANT_CACHE"
+    )
 
 
 if sys.platform == "win32":

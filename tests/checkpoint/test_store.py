@@ -260,6 +260,15 @@ with only_one(Path({str(path)!r})):
     assert path.exists() and pull(environment, FakePip()).read_bytes() == CONTENT
 
 
+def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(environment):
+    """Somebody else's, or on a read-only disk; here a folder stands where the lock should be, which stops even root."""
+    from kvant.checkpoint.lock import only_one
+
+    (environment.downloads / "lock").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"cannot write .*lock \(.*set KVANT_CACHE"), only_one(environment.downloads / "lock"):
+        pass
+
+
 def test_the_lock_of_windows(tmp_path, monkeypatch):
     """The same file lock through msvcrt, as far as a system without it can tell."""
     held = set()
