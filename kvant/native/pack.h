@@ -16,6 +16,7 @@
 // the last panel are zero.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "acts.h"
@@ -141,7 +142,37 @@ static bool pack_codes(const Source& source, int panel, uint8_t* out) {
   return fits;
 }
 
+// `count` (up to 32) plain values as bf16, the rest of the 32 as zeros.
+static inline void to_bf16_values(int format, const uint8_t* row, int first, int count, uint16_t* out) {
+  if (count < GROUP) std::memset(out, 0, GROUP * sizeof *out);
+  switch (format) {
+    case BF16: std::memcpy(out, row + 2 * first, 2 * (size_t)count); return;
+    case F16:
+      for (int i = 0; i < count; ++i) out[i] = to_bf16(plain_value(F16, row, first + i));
+      return;
+    default:
+      for (int i = 0; i < count; ++i) out[i] = to_bf16(plain_value(F32, row, first + i));
+  }
+}
+
+// Tile by tile, so that both its 16 rows and its lines stay in the first-level cache: 1 GB of bf16 takes 0.4 s of one core
+// (row by row 3.5 s).
+static inline void pack_plain(const Source& source, int panel, uint8_t* out) {
+  const int tiles = num_tiles(source.num_columns), first = panel * LANES, rows = std::min(LANES, source.num_rows - first);
+  alignas(64) uint32_t pairs[LANES][GROUP / 2] = {};
+  for (int t = 0; t < tiles; ++t) {
+    const int count = std::min(GROUP, source.num_columns - t * GROUP);
+    for (int lane = 0; lane < rows; ++lane)
+      to_bf16_values(source.format, source.rows + (first + lane) * source.row_bytes, t * GROUP, count, (uint16_t*)pairs[lane]);
+    uint32_t* tile = (uint32_t*)(out + (int64_t)t * DENSE_TILE_BYTES);
+    for (int line = 0; line < GROUP / 2; ++line)
+      for (int lane = 0; lane < LANES; ++lane) tile[line * LANES + lane] = pairs[lane][line];
+  }
+}
+
+// Any format by way of its values.
 static inline void pack_dense(const Source& source, int panel, uint8_t* out) {
+  if (is_plain(source.format)) return pack_plain(source, panel, out);
   const int tiles = num_tiles(source.num_columns);
   std::memset(out, 0, (size_t)tiles * DENSE_TILE_BYTES);
   uint16_t* words = (uint16_t*)out;
