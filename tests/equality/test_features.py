@@ -118,6 +118,22 @@ def test_R31_forced_preemption_at_every_length(model, alone, sampling, every):
     compare(answers, prompts, sampling, alone)
 
 
+@pytest.mark.parametrize("caching", [False, True])
+def test_R31_preemption_at_every_single_length(model, alone, caching):
+    """One request, sent back once: after each chunk of its prompt, and after each token that it has said."""
+    prompts = prompts_of(1, 30, 31, seed=11)
+    chunks, said = 5, SAMPLED.max_tokens
+    for moment in range(chunks + said - 2):  # the last chunk brings the first token, and the last token the end
+
+        def between(engine, step, moment=moment):
+            if step == moment:
+                engine.scheduler.preempt(engine.scheduler.running[0])
+
+        engine = engine_of(model, budget=7, caching=caching)
+        compare(drive(engine, prompts, SAMPLED, between), prompts, SAMPLED, alone)
+        assert engine.scheduler.num_preemptions == 1, moment
+
+
 @SAMPLINGS
 def test_R31_preemption_by_memory_pressure(model, alone, sampling):
     prompts = prompts_of(9, 20, 60, seed=10)
