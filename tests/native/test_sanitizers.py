@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from kvant.native import build
 build.COMMON[:] = [*build.COMMON, *sys.argv[3:]]
+build.TIMEOUT = 500
 library = build.load(print, Path(sys.argv[1]), isa=sys.argv[2])
 assert library is not None
 from tests.native import small, test_attention, test_linear
@@ -69,6 +70,6 @@ def test_under_sanitizers(tmp_path, sanitizer, isa):
         "TSAN_OPTIONS": "report_signal_unsafe=0:exitcode=66",
         "OPENBLAS_NUM_THREADS": "1",  # its own threads would be watched too
     }
-    command = [sys.executable, "-c", SCENARIO, str(tmp_path), isa, "-g", *FLAGS[sanitizer]]
+    command = [sys.executable, "-c", SCENARIO, str(tmp_path), isa, "-g", "-O1", *FLAGS[sanitizer]]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0 and "passed" in result.stdout, (result.stdout + result.stderr)[-4000:]
