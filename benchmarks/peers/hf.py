@@ -19,7 +19,11 @@ class Transformers:
     def __init__(self, model: Path, threads: int):
         torch.set_num_threads(threads)
         self.model = transformers.AutoModelForCausalLM.from_pretrained(
-            model.parent, gguf_file=model.name, dtype=torch.bfloat16, attn_implementation="sdpa"
+            model.parent,
+            gguf_file=model.name,
+            dtype=torch.bfloat16,
+            attn_implementation="sdpa",
+            quantization_config=transformers.GgufConfig(dequantize=True),  # dense, whatever this version does by itself
         ).eval()
 
     @torch.inference_mode()
