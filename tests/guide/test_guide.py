@@ -127,16 +127,17 @@ def test_an_end_token_ends(tiny):
 @pytest.fixture(scope="module")
 def real():
     model, tokenizer = chapter(1).load(REAL)
-    prompts = [tokenizer.encode(text) for text in TEXTS]
-    return model, prompts, kvant_answers(REAL, prompts, 16)
+    prompts = [tokenizer.encode(text) for text in TEXTS[:3]]
+    return model, prompts, kvant_answers(REAL, prompts, 12)
 
 
 @pytest.mark.slow
 @pytest.mark.model
+@pytest.mark.timeout(900)  # fp32 on one thread: a minute when the machine is idle, many when it is not
 @pytest.mark.parametrize("number", CHAPTERS)
 def test_engines_agree_with_kvant_on_a_real_model(number: int, real):
     model, prompts, expected = real
-    assert chapter(number).Engine(model).generate(prompts, 16) == expected
+    assert chapter(number).Engine(model).generate(prompts, 12) == expected
 
 
 @pytest.mark.slow
