@@ -57,6 +57,6 @@ class Machine:
             "processor": hardware.cpu_name,
             "cores": hardware.num_cores,
             "flags": sorted(hardware.cpu_flags),
-            "system": f"{platform.system()} {platform.release()}",
+            "system": platform.system(),
             "python": platform.python_version(),
         }
