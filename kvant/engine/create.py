@@ -41,7 +41,7 @@ def create(config: EngineConfig) -> Created:
     opened, resolved = plan(config, detect())
     source = opened.checkpoint.tokenizer_source
     tokenizer = Tokenizer.from_source(source)
-    made = create_runner(resolved, opened, tokenizer.vocab_size)
+    made = create_runner(resolved, opened, tokenizer.num_drawable)
     engine = _engine(resolved, opened, tokenizer, made.runner)
     notices = (*resolved.notices, *opened.notices, *made.notices)
     return Created(engine, tokenizer, source, resolved.config, opened.default_sampling, resolved.reasons, notices)

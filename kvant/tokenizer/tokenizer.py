@@ -79,6 +79,14 @@ class Tokenizer:
         return len(self._vocabulary)
 
     @cached_property
+    def num_drawable(self) -> int:
+        """Ids from here on are never drawn: padding at the vocabulary's end, which files fill with tokens marked unused."""
+        kinds, count = self._vocabulary.kinds, self.vocab_size
+        while count > 1 and kinds[count - 1] == TokenKind.UNUSED:
+            count -= 1
+        return count
+
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that are no text: control tokens and the unknown token. `skip_special_tokens` leaves them out."""
         unknown = () if self.unk_id is None else (self.unk_id,)

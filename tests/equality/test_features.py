@@ -83,6 +83,15 @@ def test_R35_mixed_batches(model, alone, sampling, count):
     compare(answers, prompts, sampling, alone)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("count", range(1, 34))
+def test_R35_mixed_batches_of_every_size(model, alone, count):
+    prompts = prompts_of(count, 3, 60, seed=100 + count)
+    arrivals = {name: (5 * number) % 17 for number, name in enumerate(prompts)}
+    answers = drive(engine_of(model, num_blocks=400, budget=96), prompts, SAMPLED, arrivals=arrivals)
+    compare(answers, prompts, SAMPLED, alone)
+
+
 @SAMPLINGS
 def test_prefix_cache_cold_and_warm(model, alone, sampling):
     prompts = prompts_of(8, 3, 40, seed=4, shared=53)

@@ -66,3 +66,12 @@ def test_the_template_for_tools_is_taken_with_tools(metadata):
     message = [{"role": "user", "content": "Hi"}]
     assert tokenizer.decode(tokenizer.encode_chat(message, tools=[{"name": "clock"}])) == "clock!"
     assert "Hi" in tokenizer.decode(tokenizer.encode_chat(message))
+
+
+def test_R18_padding_at_the_vocabularys_end_is_never_drawn(metadata):
+    tokens, kinds = list(metadata["tokenizer.ggml.tokens"]), list(metadata["tokenizer.ggml.token_type"])
+    padded = Tokenizer.from_gguf(
+        metadata | {"tokenizer.ggml.tokens": [*tokens, "[PAD1]", "[PAD2]"], "tokenizer.ggml.token_type": [*kinds, 5, 5]}
+    )
+    assert (padded.num_drawable, padded.vocab_size) == (len(tokens), len(tokens) + 2)
+    assert Tokenizer.from_gguf(metadata).num_drawable == len(tokens)
