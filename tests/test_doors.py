@@ -116,7 +116,9 @@ def test_without_parameters_the_models_own_count(folder):
 
 def test_R10_a_chat_without_a_limit_goes_on_to_the_end_of_the_context(folder):
     llm = LLM(str(folder), max_model_len=64, **SMALL)
-    llm.engine.admission = type(llm.engine.admission)(max_model_len=64, max_num_seqs=64, embedding_rows=272)  # no end tokens
+    llm.engine.admission = type(llm.engine.admission)(
+        max_model_len=64, max_num_seqs=64, embedding_rows=272, vocab_size=256
+    )  # no end tokens
     (output,) = llm.chat([{"role": "user", "content": "hi"}])
     assert len(output.prompt_token_ids) + len(output.outputs[0].token_ids) == 64
     assert output.outputs[0].finish_reason == "length"

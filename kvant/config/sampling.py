@@ -17,6 +17,8 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters of one stop string
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGPROBS = 64
+MAX_BIASES = 1024
+LARGEST_BIAS = 100.0  # OpenAI's bound: as good as forbidding, or demanding, a token
 GREEDY_TEMPERATURE = 1e-5  # below this the division would overflow; the limit distribution is the argmax anyway
 
 
@@ -32,6 +34,7 @@ class SamplingParams:
     presence_penalty: float = option(0.0, "subtracted once from the logit of every token generated so far")
     frequency_penalty: float = option(0.0, "subtracted per occurrence from the logit of every token generated so far")
     repetition_penalty: float = option(1.0, "divides (multiplies if negative) the logit of every token seen so far")
+    logit_bias: tuple[tuple[int, float], ...] = option((), "added to the logits of tokens: {id: from -100 to 100}")
     seed: int | None = option(None, "makes the choices reproducible; any 64-bit integer")
     stop: tuple[str, ...] = option((), "strings that end the text; they are not part of it")
     stop_token_ids: tuple[int, ...] = option((), "token ids that end the text")
@@ -48,6 +51,7 @@ class SamplingParams:
         # Lists, single strings and numpy's numbers are what people write; tuples and plain numbers can be shared safely.
         self._check_numbers()
         self._check_stops()
+        self._keep("logit_bias", _biases(self.logit_bias))
 
     @property
     def greedy(self) -> bool:
@@ -131,3 +135,27 @@ def _listed(name: str, value: Any, what: str) -> tuple[Any, ...]:
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise RequestError(f"{name} must be a list of {what}, not {shown(value)}", param=name)
     return tuple(value)
+
+
+def _biases(given: Any) -> tuple[tuple[int, float], ...]:
+    """A mapping of token ids (JSON spells them as strings) to biases, as pairs in order of id."""
+    try:
+        items = list(given.items() if isinstance(given, Mapping) else given or ())
+        pairs = [(token, bias) for token, bias in items]
+    except (TypeError, ValueError):
+        raise RequestError(f"logit_bias must map token ids to numbers, not {shown(given)}", param="logit_bias") from None
+    if len(pairs) > MAX_BIASES:
+        raise RequestError(f"logit_bias may have {MAX_BIASES} entries, not {len(pairs)}", param="logit_bias")
+    kept = {}
+    for token, bias in pairs:
+        name = f"logit_bias[{shown(token)}]"
+        spelled = isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 11
+        try:
+            number = whole("id", int(token) if spelled else token, 0, 2**31 - 1, RequestError)
+        except RequestError:
+            raise RequestError(f"{name}: the key must be a token id, a whole number", param="logit_bias") from None
+        try:
+            kept[number] = real(name, bias, -LARGEST_BIAS, LARGEST_BIAS, RequestError)
+        except RequestError as error:
+            raise RequestError(str(error), param="logit_bias") from None
+    return tuple(sorted(kept.items()))

@@ -20,6 +20,7 @@ class Admission:
     max_model_len: int
     max_num_seqs: int
     embedding_rows: int  # prompt token ids lie below this
+    vocab_size: int  # ids that can be drawn lie below this
     end_token_ids: frozenset[int] = frozenset()
     seed: int = 0
 
@@ -65,3 +66,8 @@ class Admission:
         for token in sampling.stop_token_ids:
             if token >= rows:
                 raise RequestError(f"stop_token_ids holds {token}, which is not in the vocabulary", param="stop_token_ids")
+        for token, _ in sampling.logit_bias:
+            if token >= self.vocab_size:
+                raise RequestError(
+                    f"logit_bias names token {token}, which is not in the vocabulary of {self.vocab_size}", param="logit_bias"
+                )

@@ -41,6 +41,7 @@ class Engine:
             max_model_len=context.max_model_len,
             max_num_seqs=scheduler.limits.max_num_seqs,
             embedding_rows=runner.embedding_rows,
+            vocab_size=runner.vocab_size,
             end_token_ids=end_token_ids,
             seed=seed,
         )

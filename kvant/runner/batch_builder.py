@@ -93,6 +93,7 @@ def _draw_plan(rows: tuple[Scheduled, ...], drawing: list[int], seats: SeatTable
     seat_of = np.array([rows[number].sequence.seat for number in drawing], np.int64)
     draw_rows, indices = [], []
     forbidden: list[tuple[int, np.ndarray]] = []
+    biased: list[tuple[int, np.ndarray, np.ndarray]] = []
     for logit_row, number in enumerate(drawing):
         want = rows[number].want
         assert want is not None
@@ -101,6 +102,8 @@ def _draw_plan(rows: tuple[Scheduled, ...], drawing: list[int], seats: SeatTable
         ids = [token for token in _forbidden(rows[number]) if token < vocab_size]  # files may name ends beyond it
         if ids:
             forbidden.append((logit_row, np.array(sorted(ids), np.int64)))
+        if pairs := rows[number].sequence.request.sampling.logit_bias:
+            biased.append((logit_row, np.array([i for i, _ in pairs], np.int64), np.array([b for _, b in pairs], np.float32)))
     penalised = [(row, int(seat)) for row, seat in enumerate(seat_of) if seats.has_penalties[seat]]
     numbers = seats.penalties[[seat for _, seat in penalised]] if penalised else np.zeros((0, 3), np.float32)
     return DrawPlan(
@@ -113,6 +116,7 @@ def _draw_plan(rows: tuple[Scheduled, ...], drawing: list[int], seats: SeatTable
         seeds=seats.seeds[seat_of],
         positions=np.array([rows[number].start + rows[number].num_tokens for number in drawing], np.int64),
         forbidden=forbidden,
+        biased=biased,
         penalised=penalised,
         presence=numbers[:, 0],
         frequency=numbers[:, 1],

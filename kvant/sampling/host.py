@@ -80,7 +80,7 @@ def _mix32(x: Array) -> Array:
 
 
 def _edited(logits: Array, plan: DrawPlan, counts: Array | None, seen: Array | None) -> Array:
-    if plan.forbidden or plan.penalised:
+    if plan.forbidden or plan.biased or plan.penalised:
         logits = logits.copy()
     if plan.penalised:
         assert counts is not None and seen is not None
@@ -89,6 +89,8 @@ def _edited(logits: Array, plan: DrawPlan, counts: Array | None, seen: Array | N
         some = logits[rows]
         repeated = np.where(some > 0, some / repetition, some * repetition)
         logits[rows] = np.where(seen, repeated, some) - frequency * counts - presence * (counts > 0)
+    for row, ids, biases in plan.biased:
+        logits[row, ids] += biases
     for row, ids in plan.forbidden:
         logits[row, ids] = -np.inf
     return logits

@@ -9,7 +9,8 @@ import numpy as np
 class DrawPlan:
     """R rows of logits, Z draws from them (a request of n choices draws n times from its prompt's last row).
 
-    `forbidden` lists (row, ids) that cannot be drawn; `penalised` the rows with penalties and their seats.
+    `forbidden` lists (row, ids) that cannot be drawn, `biased` (row, ids, what is added to their logits), `penalised` the
+    rows with penalties and their seats.
     """
 
     rows: np.ndarray  # [Z] the row each draw is from
@@ -21,6 +22,7 @@ class DrawPlan:
     seeds: np.ndarray  # [R] int64
     positions: np.ndarray  # [R] int64 position of the token to be drawn
     forbidden: list[tuple[int, np.ndarray]] = field(default_factory=list)
+    biased: list[tuple[int, np.ndarray, np.ndarray]] = field(default_factory=list)
     penalised: list[tuple[int, int]] = field(default_factory=list)  # (row, seat)
     presence: np.ndarray | None = None  # [rows of `penalised`] fp32
     frequency: np.ndarray | None = None

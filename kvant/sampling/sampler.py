@@ -1,7 +1,7 @@
 """Sampler: logits of one step's rows in, token ids out.
 
-The order is fixed: forbidden tokens, penalties, temperature, top-k, top-p, min-p, draw. A draw takes the largest of logit +
-noise, the noise being the request's own for this position (`random.py`).
+The order is fixed: penalties, biases, forbidden tokens, temperature, top-k, top-p, min-p, draw. A draw takes the largest of
+logit + noise, the noise being the request's own for this position (`random.py`).
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ def finite(logits: Tensor) -> Tensor:
 
 
 def _edited(logits: Tensor, plan: DrawPlan, counts: Tensor | None, seen: Tensor | None) -> Tensor:
-    if plan.forbidden or plan.penalised:
+    if plan.forbidden or plan.biased or plan.penalised:
         logits = logits.clone()  # the raw logits are still needed: log-probabilities are of those
     if plan.penalised:
         rows = _tensor(np.array([row for row, _ in plan.penalised]), logits)
@@ -47,6 +47,8 @@ def _edited(logits: Tensor, plan: DrawPlan, counts: Tensor | None, seen: Tensor 
             _tensor(numbers, logits)[:, None] for numbers in (plan.presence, plan.frequency, plan.repetition)
         )
         logits[rows] = edit.penalise(logits[rows], counts, seen, presence, frequency, repetition)
+    for row, ids, biases in plan.biased:
+        logits[row, _tensor(ids, logits)] += _tensor(biases, logits)
     for row, ids in plan.forbidden:
         edit.forbid(logits, row, _tensor(ids, logits))
     return logits

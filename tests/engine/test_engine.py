@@ -74,6 +74,34 @@ def test_R16_penalties_survive_preemption_and_a_taken_seat(model):
     assert answers["x", 0].tokens == expected
 
 
+def test_R15_a_bias_is_added_and_the_reported_numbers_stay_raw(model):
+    def edit(logits, tokens):
+        logits[5] += 3.0
+        logits[9] -= 100
+        return logits
+
+    sampling = SamplingParams(temperature=0, max_tokens=24, logit_bias={5: 3.0, "9": -100}, logprobs=0)
+    answer = one(engine_of(model), PROMPT, sampling)
+    assert answer.tokens == naive(model, PROMPT, 24, edit)
+    expected = Harness(model).logits([("x", PROMPT + answer.tokens, 0)])[len(PROMPT) - 1 :].log_softmax(-1)
+    for position, (token, report) in enumerate(zip(answer.tokens, answer.logprobs, strict=True)):
+        assert report.logprob == pytest.approx(expected[position, token].item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("bias", [{"x": 1}, {1.5: 1}, {-1: 1}, {True: 1}, {3: 101}, {3: "1"}, {3: float("nan")}, [3], 7, "abc"])
+def test_R15_impossible_biases_are_refused_by_name(bias):
+    with pytest.raises(RequestError, match="logit_bias") as error:
+        SamplingParams(logit_bias=bias)
+    assert error.value.param == "logit_bias"
+
+
+def test_R15_a_bias_outside_the_vocabulary_is_refused_and_nobody_notices(model):
+    engine = engine_of(model)
+    with pytest.raises(RequestError, match=f"token {VOCABULARY}"):
+        engine.request(PROMPT, SamplingParams(logit_bias={3: 1, VOCABULARY: 1}))
+    assert one(engine, PROMPT, GREEDY).tokens == naive(model, PROMPT, 24)
+
+
 def test_R18_padding_rows_of_the_embedding_are_never_chosen_nor_reported(model):
     engine = engine_of(model)
     engine.runner.vocab_size = 40  # as if the tokenizer knew only the first 40 ids

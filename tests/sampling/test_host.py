@@ -26,6 +26,7 @@ def random_plan(seed: int):
         seeds=rng.integers(-(2**63), 2**63 - 1, ROWS),
         positions=rng.integers(0, 10_000, ROWS),
         forbidden=[(2, np.array([1, 5])), (7, np.array([0]))],
+        biased=[(2, np.array([1, 8]), np.array([9, 4], np.float32)), (4, np.array([3]), np.array([-2.5], np.float32))],
         penalised=[(1, 0), (4, 1)],
         presence=np.array([0.5, 0], np.float32),
         frequency=np.array([0, 0.3], np.float32),
