@@ -62,7 +62,7 @@ ConfigFile = Annotated[
 
 def layers(config: Path | None, model: str | None, engine: dict[str, Any], sampling: dict[str, Any]) -> list[Layer]:
     """What the user gave, each with the place it came from; the last one counts. Raises `ConfigError` for the file."""
-    line = Layer("command line", {**({"model": model} if model else {}), **engine, **sampling})
+    line = Layer("command line", {**({"model": model} if model is not None else {}), **engine, **sampling})
     if config is None:
         return [line]
     from kvant.config.file import read_options  # and with it YAML

@@ -148,6 +148,7 @@ def test_R10_a_chat_may_fill_the_context_and_one_answer_is_cut_with_a_notice():
         (["run", MODEL, "-p", "x", "--gpu-memory-utilization", "2"], "--gpu-memory-utilization must be above 0"),
         (["run", MODEL, "-p", "x", "--threads", "-2"], "--threads must be between 1 and 1024"),
         (["run", MODEL, "-p", "x", "--kv-cache-memory-bytes", "1"], "raise --kv-cache-memory-bytes"),
+        (["run", "", "-p", "x"], "there is no model ''"),
         (["run", MODEL, "-p", ""], "the prompt is empty"),
         (["run", MODEL, "-p", " \n"], "the prompt is empty"),
         (["run", MODEL], "the prompt is empty"),  # an empty pipe
