@@ -22,7 +22,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["auto", "float32"])
 def llm(request, folder):
-    return LLM(str(folder), dtype=request.param, **SMALL, seed=1)
+    # On its own executor deterministically: other rows in a batch would be other kernels. In fp32 near-ties are rare enough.
+    return LLM(str(folder), dtype=request.param, deterministic=request.param == "auto", **SMALL, seed=1)
 
 
 @pytest.fixture(autouse=True)
@@ -224,9 +225,6 @@ def test_a_fault_in_a_step_reaches_one_caller_and_the_others_go_on(llm):
 
 
 def test_R13_threads_that_ask_at_once_each_get_their_own_answer(llm):
-    """Texts of requests that share steps differ only at near-ties; fp32 has none here."""
-    if llm.config.dtype != "float32":
-        pytest.skip("other rows in the batch are other kernels")
     prompts = [f"prompt number {number} " * (1 + number % 4) for number in range(8)]
     params = [SamplingParams(temperature=1.0, seed=number, max_tokens=10 + number, n=1 + number % 2) for number in range(8)]
     expected = [[c.token_ids for c in llm.generate(p, s)[0].outputs] for p, s in zip(prompts, params, strict=True)]
