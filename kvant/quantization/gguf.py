@@ -10,7 +10,6 @@ Letters: n blocks in a piece; q the small integers; d and m a block's scale and 
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -53,11 +52,6 @@ def dequantize(stored: StoredTensor) -> Array:
     for first in range(0, len(blocks), step):
         unpack(blocks[first : first + step], values[first : first + step])
     return out.reshape(stored.shape)
-
-
-def dequantize_rows(stored: StoredTensor, rows: Array) -> Array:
-    """The rows `rows` of a matrix as fp32 [len(rows), in]; only their bytes are read."""
-    return dequantize(replace(stored, shape=(len(rows), stored.shape[-1]), raw=stored.raw[rows]))
 
 
 def _rule(stored: StoredTensor) -> "tuple[np.dtype, Callable[[Array, Array], None]]":

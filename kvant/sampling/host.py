@@ -33,11 +33,6 @@ def draw(
     return ids
 
 
-def finite(logits: Array) -> Array:
-    """Which rows [R] can be drawn from: no NaN and no infinity at the top. A maximum shows both, in one pass."""
-    return np.isfinite(logits.max(-1))
-
-
 def gather(logits: Array, tokens: Array, num_top: list[int]) -> list[TokenLogprobs]:
     """`logits` [P, V], `tokens` [P]; see `logprobs.gather`."""
     reports = []

@@ -27,11 +27,3 @@ class DrawPlan:
     presence: np.ndarray | None = None  # [rows of `penalised`] fp32
     frequency: np.ndarray | None = None
     repetition: np.ndarray | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LogprobPlan:
-    """Which rows report log-probabilities of how many alternatives."""
-
-    rows: np.ndarray  # [P] rows of logits
-    num_top: np.ndarray  # [P]

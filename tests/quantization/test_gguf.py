@@ -10,7 +10,7 @@ from kvant.checkpoint.gguf import read_gguf
 from kvant.checkpoint.store import find_model
 from kvant.config.formats import FORMATS, StoredTensor, row_bytes
 from kvant.errors import UnsupportedError
-from kvant.quantization.gguf import CHUNK_VALUES, RULES, dequantize, dequantize_rows
+from kvant.quantization.gguf import CHUNK_VALUES, RULES, dequantize
 
 f32 = np.float32
 
@@ -215,12 +215,6 @@ def test_pieces_join_without_seam(format):
 
 def stored_row(tensor: StoredTensor, row: int) -> StoredTensor:
     return StoredTensor("row", tensor.format, (1, tensor.shape[1]), tensor.raw[row : row + 1])
-
-
-@pytest.mark.parametrize("format", RULES)
-def test_rows_equal_the_rows_of_the_whole(format):
-    tensor, rows = stored(format, 40, 256), np.array([3, 39, 0, 3])
-    assert_same_bits(dequantize_rows(tensor, rows), dequantize(tensor)[rows])
 
 
 def test_the_result_is_a_copy():
