@@ -5,7 +5,7 @@
 
 A *reason* is one line per decision that was left open. A *notice* is one line the user should see without asking: the
 engine does something other than he may expect. What cannot be honoured raises, with the numbers and the remedy.
-How KV memory is divided stands in `config/kv_memory.py`.
+What takes memory stands in `config/memory.py`, how KV memory is divided in `config/kv_memory.py`.
 """
 
 from dataclasses import dataclass, replace
@@ -14,10 +14,9 @@ from typing import Generic, NamedTuple, TypeVar
 from kvant.config.engine import EngineConfig
 from kvant.config.hardware import Gpu, Hardware
 from kvant.config.kv_memory import KVPlan, divide, longest_context, show_bytes
+from kvant.config.memory import ITEMSIZE, Part, fixed_parts, kv_parts
 from kvant.config.model import CacheGroup, ModelConfig
 from kvant.errors import CapacityError, ConfigError
-
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # A prompt's chunk is computed while others wait for their next token. On two cores 512 tokens take about a quarter of a
 # second and are where a CPU's prefill speed levels off; a data-centre GPU needs thousands to be busy.
@@ -27,7 +26,6 @@ NATIVE_BLOCK = 16  # the native cache keeps keys transposed in units of 16 posit
 
 CPU_KV_SHARE = 0.4  # of what is left after the weights: activations, the page cache and other programs need the rest
 CPU_KV_MOST = 4 << 30
-CUDA_CONTEXT = 512 << 20  # what the driver and the libraries take on a GPU before the first tensor
 
 
 T = TypeVar("T")
@@ -50,6 +48,7 @@ class Resolved:
     executor: str  # "native": the CPU's own executor, if it can be built here; "torch": everywhere
     num_blocks: tuple[int, ...]  # per group, the null block included
     kv_bytes: int  # what those blocks take together
+    memory: tuple[Part, ...]  # everything that takes memory, the KV blocks among it
     reasons: tuple[str, ...]
     notices: tuple[str, ...]
 
@@ -71,7 +70,8 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight
         threads=threads.value,
         max_num_batched_tokens=tokens.value,
     )
-    context, plan, memory = _decide_memory(config, model, hardware, weight_bytes)
+    fixed = fixed_parts(config, model, weight_bytes)
+    context, plan, memory = _decide_memory(config, model, hardware, fixed)
     choices: tuple[Choice[str] | Choice[int], ...] = (device, executor, dtype, threads, tokens, context, memory)
     return Resolved(
         config=replace(config, max_model_len=context.value, kv_cache_memory_bytes=memory.value),
@@ -79,6 +79,7 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight
         executor=executor.value,
         num_blocks=plan.num_blocks,
         kv_bytes=plan.num_bytes,
+        memory=(*fixed, *kv_parts(plan)),
         reasons=tuple(choice.reason for choice in choices if choice.reason),
         notices=tuple(choice.notice for choice in choices if choice.notice),
     )
@@ -186,7 +187,7 @@ class _Decided(NamedTuple):
     memory: Choice[int]
 
 
-def _decide_memory(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight_bytes: int) -> _Decided:
+def _decide_memory(config: EngineConfig, model: ModelConfig, hardware: Hardware, fixed: tuple[Part, ...]) -> _Decided:
     """Context length and block pools of a config whose device, dtype and tokens per step are decided."""
     most = model.longest_context
     if config.max_model_len is not None and config.max_model_len > most:
@@ -195,8 +196,9 @@ def _decide_memory(config: EngineConfig, model: ModelConfig, hardware: Hardware,
             param="max_model_len",
         )
     groups = tuple(replace(group, block_size=config.block_size) for group in model.cache_groups())
-    plan = KVPlan(groups=groups, itemsize=ITEMSIZE[config.dtype], step_tokens=_decided(config.max_num_batched_tokens))
-    budget = _kv_budget(config, model, hardware, weight_bytes)
+    assert config.max_num_batched_tokens is not None
+    plan = KVPlan(groups=groups, itemsize=ITEMSIZE[config.dtype], step_tokens=config.max_num_batched_tokens)
+    budget = _kv_budget(config, hardware, fixed)
     wanted = config.max_model_len or most
     fits = longest_context(plan, budget, wanted)
     context = _choose_context(config, most, fits, plan, budget)
@@ -238,53 +240,45 @@ def _choose_context(config: EngineConfig, most: int, fits: int, plan: KVPlan, bu
     return Choice(config.max_model_len)
 
 
-def _kv_budget(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight_bytes: int) -> int:
-    """Bytes that keys and values may take."""
+def _kv_budget(config: EngineConfig, hardware: Hardware, fixed: tuple[Part, ...]) -> int:
+    """Bytes that keys and values may take beside the parts whose size is fixed."""
     gpu = hardware.gpus[0] if config.device == "cuda" else None
     free = gpu.memory_free if gpu else hardware.memory_available
     place = "GPU memory" if gpu else "memory"
+    weight_bytes = next(part.num_bytes for part in fixed if part.name == "weights")
     if weight_bytes >= free:
         raise CapacityError(
             f"the weights take {show_bytes(weight_bytes)}, but only {show_bytes(free)} of {place} are free; "
             "close other programs, raise the limit of this container, or take a smaller model"
         )
-    left = free - weight_bytes
+    # On a CPU what a step needs comes out of the memory that is left alone.
+    held = sum(part.num_bytes for part in fixed) if gpu else weight_bytes
     if config.kv_cache_memory_bytes is not None:
+        left = max(0, free - held)
         if config.kv_cache_memory_bytes > left:
+            step = f" and what a step needs ({show_bytes(held - weight_bytes)})" if gpu else ""
             raise CapacityError(
                 f"kv_cache_memory_bytes asks for {show_bytes(config.kv_cache_memory_bytes)}, but {show_bytes(left)} of {place} "
-                f"are free beside the weights ({show_bytes(weight_bytes)}); ask for less",
+                f"are free beside the weights ({show_bytes(weight_bytes)}){step}; ask for less",
                 param="kv_cache_memory_bytes",
             )
         return config.kv_cache_memory_bytes
     if gpu is None:
-        return min(int(CPU_KV_SHARE * left), CPU_KV_MOST)
-    return _gpu_budget(config, model, gpu, weight_bytes)
+        return min(int(CPU_KV_SHARE * (free - held)), CPU_KV_MOST)
+    return _gpu_budget(config, gpu, weight_bytes, held)
 
 
-def _gpu_budget(config: EngineConfig, model: ModelConfig, gpu: Gpu, weight_bytes: int) -> int:
-    """gpu_memory_utilization x total, less what others hold, the weights, the driver's context and the step's workspace."""
+def _gpu_budget(config: EngineConfig, gpu: Gpu, weight_bytes: int, held: int) -> int:
+    """gpu_memory_utilization x total, less what other programs and the fixed parts hold."""
     allowed = int(config.gpu_memory_utilization * gpu.memory_total)
     taken = gpu.memory_total - gpu.memory_free
-    budget = allowed - taken - weight_bytes - CUDA_CONTEXT - _workspace(config, model)
+    budget = allowed - taken - held
     if budget <= 0:
         raise CapacityError(
             f"gpu_memory_utilization {config.gpu_memory_utilization:g} allows {show_bytes(allowed)}, which other programs "
-            f"({show_bytes(taken)}), weights ({show_bytes(weight_bytes)}) and workspace use up; raise it, or free the GPU",
+            f"({show_bytes(taken)}), weights ({show_bytes(weight_bytes)}) and what a step needs "
+            f"({show_bytes(held - weight_bytes)}) use up; raise it, free the GPU, or lower max_num_seqs or "
+            "max_num_batched_tokens",
             param="gpu_memory_utilization",
         )
     return budget
-
-
-def _workspace(config: EngineConfig, model: ModelConfig) -> int:
-    """Bytes of activations that live at the same time: two residual rows, the widest layer's input and outputs, and the
-    float32 logits of every sequence with the sorted copies that sampling makes (values and 64-bit indices)."""
-    attention = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
-    widest = max(3 * model.intermediate_size, 2 * attention)
-    activations = _decided(config.max_num_batched_tokens) * (3 * model.hidden_size + widest) * ITEMSIZE[config.dtype]
-    return activations + config.max_num_seqs * model.vocab_size * (4 + 4 + 8)
-
-
-def _decided(value: int | None) -> int:
-    assert value is not None, "decided before memory is"
-    return value

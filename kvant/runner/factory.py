@@ -9,8 +9,9 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from kvant.config.environment import read_environment
+from kvant.config.memory import ITEMSIZE
 from kvant.config.model import ModelConfig
-from kvant.config.resolve import ITEMSIZE, Resolved
+from kvant.config.resolve import Resolved
 from kvant.config.sampling import SamplingParams
 from kvant.distributed.mesh import Mesh
 from kvant.errors import ConfigError, RequestError
@@ -34,10 +35,15 @@ class Opened:
 
     def weight_bytes(self, executor: str, dtype: str) -> int:
         """What the weights will take in memory: as they are stored where they stay so, else every value in `dtype`."""
-        shapes = [shape for _, brick in build(self.config, Mesh()).walk() for shape in brick.wants().values()]
-        values = sum(math.prod(shape) for shape in shapes)
         stored = getattr(self.checkpoint.tensors, "num_bytes", 0)
-        return stored if executor == "native" and stored else values * ITEMSIZE[dtype]
+        if executor == "native" and stored:
+            return stored
+        wanted = [item for _, brick in build(self.config, Mesh()).walk() for item in brick.wants().items()]
+        # Vectors that are no biases are norms', which stay fp32 (layers/norm.py).
+        return sum(
+            math.prod(shape) * ITEMSIZE["float32" if len(shape) == 1 and name.endswith("weight") else dtype]
+            for name, shape in wanted
+        )
 
 
 def open_model(name: str) -> Opened:

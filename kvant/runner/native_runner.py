@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from kvant.config.memory import SCORE_ROWS
 from kvant.runner.batch_builder import PromptScore, SelectPlan, build
-from kvant.runner.pending import SCORE_ROWS, Pending, Prepared
+from kvant.runner.pending import Pending, Prepared
 from kvant.runner.seats import SeatTable, TokenCounts
 from kvant.sampling import host
 from kvant.types import Schedule, TokenLogprobs

@@ -10,8 +10,6 @@ from kvant.batch import Batch
 from kvant.runner.batch_builder import SelectPlan
 from kvant.types import Selected, Selection, TokenLogprobs
 
-SCORE_ROWS = 128  # prompt positions whose logits exist at the same time: 128 x 49,152 fp32 are 25 MB
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from kvant.attention.storage import KVStorage
 from kvant.batch import Batch, Hidden
+from kvant.config.memory import SCORE_ROWS
 from kvant.runner.batch_builder import PromptScore, SelectPlan, build
-from kvant.runner.pending import SCORE_ROWS, Pending, Prepared
+from kvant.runner.pending import Pending, Prepared
 from kvant.runner.seats import SeatTable, TokenCounts
 from kvant.sampling import logprobs, sampler
 from kvant.types import Schedule, TokenLogprobs
