@@ -4,7 +4,7 @@ import platform
 from dataclasses import replace
 from importlib import metadata
 
-import typer
+import click
 
 import kvant
 from kvant.cli.doors import Doors
@@ -16,15 +16,16 @@ from kvant.config.kv_memory import show_bytes
 from kvant.config.resolve import choose_device, choose_dtype, choose_executor, choose_threads
 from kvant.errors import KvantError
 
-REQUIRED = ("numpy", "tokenizers", "huggingface_hub", "pyyaml", "jinja2", "typer", "rich")
+REQUIRED = ("numpy", "tokenizers", "huggingface_hub", "pyyaml", "jinja2", "click", "rich")
 OPTIONAL = ("torch", "triton")
 
 Rows = list[list[str]]
 
 
-def doctor(context: typer.Context) -> None:
+@click.command()
+@click.pass_obj
+def doctor(doors: Doors) -> None:
     """What this machine has, what will be used, and why."""
-    doors: Doors = context.obj
     hardware = doors.detect()
     sections = {
         "This machine": machine(hardware),

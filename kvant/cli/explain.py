@@ -1,25 +1,31 @@
 """`kvant explain-config`: every option's value, where it came from, and why. Reads no weights, downloads nothing."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import typer
+import click
 
 from kvant.cli.doors import Doors
-from kvant.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, ConfigFile, chosen, generated, layers
-from kvant.cli.run import CHAT_SAMPLING, Model
+from kvant.cli.models import model_argument
+from kvant.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, chosen, config_file, generated, layers
+from kvant.cli.run import CHAT_SAMPLING
 from kvant.cli.screen import columns
 from kvant.config.engine import DEFAULT_MODEL, EngineConfig
 from kvant.config.explain import Explained, Layer, explain, merged, others
 from kvant.config.sampling import SamplingParams
 
 
+@click.command()
+@model_argument(f"As for kvant run [default: {DEFAULT_MODEL}]", required=False)
+@config_file
 @generated(engine=ENGINE_OPTIONS, sampling=SAMPLING_OPTIONS)
+@click.pass_obj
 def explain_config(
-    context: typer.Context,
-    model: Model = None,
-    config: ConfigFile = None,
+    doors: Doors,
     *,
+    model: str | None,
+    config: Path | None,
     engine: dict[str, Any],
     sampling: dict[str, Any],
 ) -> None:
@@ -31,7 +37,6 @@ def explain_config(
     from kvant.checkpoint.store import resolve_model
     from kvant.engine.create import plan
 
-    doors: Doors = context.obj
     given = layers(config, model, engine, sampling)
     values = merged(given)
     options = EngineConfig(model=values.get("model", DEFAULT_MODEL), **chosen(values, ENGINE_OPTIONS))

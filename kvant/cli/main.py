@@ -1,18 +1,21 @@
-"""The program `kvant`: builds the commands, and turns what goes wrong into one line and an exit code.
+"""The program `kvant`: finds the command, and turns what goes wrong into one line and an exit code.
+
+A command's module is imported when the command is called: the libraries of the others would cost a first answer its time.
 
 0    done              2    a mistake of the user's: `error: ...` on stderr, one line, no traceback
 130  Ctrl-C            1    the reader of a pipe went away; or a fault of Kvant's own, with its traceback
 """
 
+import difflib
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from importlib import import_module
 
-import typer
+import click
 
 import kvant
-from kvant.cli import doctor, explain, models, options, run, streams
+from kvant.cli import streams
 from kvant.cli.doors import Doors
 from kvant.cli.screen import Screen
 from kvant.errors import KvantError
@@ -21,27 +24,36 @@ EXIT_READER_GONE = 1
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
 
-# Recent versions of typer carry their own copy of click under a private name; this is UsageError in any of them.
-UsageError: Any = typer.BadParameter.__base__
+# Where each command is, in the order of the help. They find what they reach out to in the context's `obj`, a `Doors`.
+COMMANDS = {
+    "run": ("kvant.cli.run", "run"),
+    "pull": ("kvant.cli.models", "pull"),
+    "list": ("kvant.cli.models", "list_"),
+    "rm": ("kvant.cli.models", "remove"),
+    "explain-config": ("kvant.cli.explain", "explain_config"),
+    "doctor": ("kvant.cli.doctor", "doctor"),
+}
 
 
-def build_app() -> typer.Typer:
-    """The commands. They find what they reach out to in the context's `obj`, a `Doors`."""
-    # Plain help: rich's panels cut the long option names short on 80 columns.
-    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.callback(invoke_without_command=True)(start)
-    app.command("run")(run.run)
-    app.command("pull")(models.pull)
-    app.command("list")(models.list_)
-    app.command("rm")(models.remove)
-    app.command("explain-config")(explain.explain_config)
-    app.command("doctor")(doctor.doctor)
-    return app
+class Commands(click.Group):
+    """A group whose members are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        if cmd_name not in COMMANDS:
+            close = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
+            ctx.fail(f"No such command {cmd_name!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
+        module, name = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(module), name)
+        return command
 
 
-def start(
-    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version")] = False
-) -> None:
+@click.command("kvant", cls=Commands, invoke_without_command=True)
+@click.option("--version", is_flag=True, help="Print the version")
+@click.pass_context
+def program(context: click.Context, version: bool) -> None:
     """Kvant runs language models, on a laptop's CPU and on an H200 alike."""
     if version:
         print(f"kvant {kvant.__version__}")
@@ -65,11 +77,12 @@ def run_command(arguments: list[str], doors: Doors | None = None) -> int:
     try:
         doors = doors or Doors.of_this_process()
         screen = doors.screen
-        command = typer.main.get_command(build_app())
-        return command.main(arguments, prog_name="kvant", standalone_mode=False, obj=doors) or 0
+        return program.main(arguments, prog_name="kvant", standalone_mode=False, obj=doors) or 0
     except KvantError as error:
-        _tell(screen, options.spelled(str(error), error.param))
-    except UsageError as error:
+        from kvant.cli.options import spelled
+
+        _tell(screen, spelled(str(error), error.param))
+    except click.UsageError as error:
         _tell(screen, error.format_message())
     except MemoryError:
         _tell(screen, "out of memory; close other programs, or take a smaller model or --max-model-len")
@@ -77,7 +90,7 @@ def run_command(arguments: list[str], doors: Doors | None = None) -> int:
         return EXIT_READER_GONE
     except OSError as error:  # a full disk, a file without permission: the system's words name it
         _tell(screen, f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED
     return EXIT_MISTAKE
 

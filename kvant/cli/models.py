@@ -1,12 +1,11 @@
 """`kvant pull`, `kvant list` and `kvant rm`: the local model store. No torch."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+import click
 
 from kvant.checkpoint.download import Progress as Report
 from kvant.checkpoint.store import list_models, pull_model, remove_model, resolve_model
@@ -14,50 +13,48 @@ from kvant.cli.doors import Doors
 from kvant.cli.screen import Screen, columns
 from kvant.config.kv_memory import show_bytes
 
-
-def completed(incomplete: str) -> list[str]:
-    """Names of models that begin so, for the shell."""
-    return [model.alias for model in list_models() if model.alias.startswith(incomplete)]
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 
-def stored(incomplete: str) -> list[str]:
-    """The same, of those that are here."""
-    return [model.alias for model in list_models() if model.path is not None and model.alias.startswith(incomplete)]
+def model_argument(
+    help: str, *, required: bool = True, here: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The argument MODEL, which the shell completes: with `here`, to models of the store only."""
+
+    def completed(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+        models = [model for model in list_models() if model.path is not None or not here]
+        return [model.alias for model in models if model.alias.startswith(incomplete)]
+
+    return click.argument("model", help=help, required=required, shell_complete=completed)
 
 
-def pull(
-    context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="Alias (kvant list shows them), or a Hugging Face model: org/name, org/name@REVISION, org/name:FILE.gguf",
-            autocompletion=completed,
-        ),
-    ],
-) -> None:
+@click.command()
+@model_argument("Alias (kvant list shows them), or a Hugging Face model: org/name, org/name@REVISION, org/name:FILE.gguf")
+@click.pass_obj
+def pull(doors: Doors, model: str) -> None:
     """Fetch a model into the store. What was interrupted goes on where it stopped.
 
     A Hugging Face model stays as it was fetched until it is pulled again. Gated ones need HF_TOKEN, or `hf auth login`.
     """
-    doors: Doors = context.obj
     with progress_bar(doors.screen) as report:
         path = pull_model(model, doors.environment, progress=report, notify=doors.screen.notice)
     doors.screen.line(f"{model} is at {path}")
 
 
-def remove(
-    context: typer.Context,
-    model: Annotated[str, typer.Argument(help="Alias or Hugging Face model; kvant list shows them", autocompletion=stored)],
-) -> None:
+@click.command()
+@model_argument("Alias or Hugging Face model; kvant list shows them", here=True)
+@click.pass_obj
+def remove(doors: Doors, model: str) -> None:
     """Delete a model from the store."""
-    doors: Doors = context.obj
     freed = remove_model(model, doors.environment)
     doors.screen.line(f"{model} is removed; {show_bytes(freed)} are free again")
 
 
-def list_(context: typer.Context) -> None:
+@click.command()
+@click.pass_obj
+def list_(doors: Doors) -> None:
     """List the models that are here, and those that can be fetched."""
-    doors: Doors = context.obj
     for line in columns(model_rows(doors)):
         doors.screen.line(line)
 
@@ -84,17 +81,12 @@ def fetched(doors: Doors, model: str) -> None:
 @contextmanager
 def progress_bar(screen: Screen) -> Iterator[Report]:
     """A bar on stderr for as long as something is reported; without a terminal one line per stage."""
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=screen.console(sys.stderr),
-        transient=True,
-    )
+    bar: Progress | None = None  # made when something is reported: most of the time the model is here
     tasks: dict[str, TaskID] = {}
 
     def report(done: int, total: int, label: str) -> None:
+        nonlocal bar
+        bar = bar or _bar(screen)
         if label not in tasks:
             for task in tasks.values():
                 bar.update(task, visible=False)
@@ -108,5 +100,13 @@ def progress_bar(screen: Screen) -> Iterator[Report]:
     try:
         yield report
     finally:
-        if tasks and bar.console.is_terminal:
+        if bar is not None and bar.console.is_terminal:
             bar.stop()
+
+
+def _bar(screen: Screen) -> "Progress":
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    label = TextColumn("{task.description}", markup=False)
+    columns = (label, BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=screen.console(sys.stderr), transient=True)

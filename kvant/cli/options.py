@@ -6,14 +6,14 @@ A command asks for them with `@generated(engine=fields, sampling=fields)` and re
 holds only what the user really gave. Defaults and checks stay in the dataclass.
 """
 
-import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
 from kvant.config.engine import EngineConfig
 from kvant.config.explain import Layer
@@ -49,15 +49,12 @@ FILE_OPTIONS = {f.name: f for f in (*ENGINE_OPTIONS, *SAMPLING_OPTIONS, *options
 _NAMES = {f.name for cls in (EngineConfig, SamplingParams) for f in fields(cls)}
 
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help="Options from a YAML file, by the names given here; the command line goes before",
-        show_default=False,
-    ),
-]
+config_file = click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Options from a YAML file, by the names given here; the command line goes before",
+)
 
 
 def layers(config: Path | None, model: str | None, engine: dict[str, Any], sampling: dict[str, Any]) -> list[Layer]:
@@ -82,24 +79,21 @@ def chosen(given: Mapping[str, Any], options: Sequence[Field[Any]]) -> dict[str,
 
 
 def generated(**groups: Sequence[Field[Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replaces each parameter `group` of a command by one option per field; the command gets {name: given value}."""
+    """Gives a command one option per field, after its own; its parameter `group` gets {name: given value}."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         names = {group: [f.name for f in members] for group, members in groups.items()}
 
-        def with_options(**values: Any) -> None:
+        @wraps(command)
+        def with_options(*own: Any, **values: Any) -> None:
             given = {
-                group: {name: value for name in members if (value := values.pop(name)) is not None and value != []}
+                group: {name: value for name in members if (value := values.pop(name)) is not None and value != ()}
                 for group, members in names.items()
             }
-            command(**values, **given)
+            command(*own, **values, **given)
 
-        own = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
-        options = [_parameter(f) for members in groups.values() for f in members]
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + options
-        with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        with_options.__annotations__ = {p.name: p.annotation for p in parameters}
-        with_options.__name__, with_options.__doc__ = command.__name__, command.__doc__
+        for field in reversed([f for members in groups.values() for f in members]):
+            with_options = _option(field)(with_options)
         return with_options
 
     return decorate
@@ -151,18 +145,18 @@ def _kind(field: Field[Any]) -> tuple[type, bool]:
     return plain[0], False
 
 
-def _parameter(field: Field[Any]) -> inspect.Parameter:
+def _option(field: Field[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     kind, many = _kind(field)
     choices, unit = field.metadata["choices"], field.metadata["unit"]
     flag = _flag(field.name)
-    option = typer.Option(
+    return click.option(
         f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+        type=kind,
+        default=None,
+        multiple=many,
         help=_help(field, many),
         metavar="|".join(choices) if choices else unit.upper() or _METAVARS[kind],
-        show_default=False,
     )
-    annotation = Annotated[list[kind] | None if many else kind | None, option]  # type: ignore[valid-type]
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 _METAVARS = {int: "N", float: "X", bool: None, str: "TEXT"}

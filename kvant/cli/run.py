@@ -4,17 +4,18 @@ Everything that can be checked is checked before the model is loaded: options, t
 """
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from kvant.cli.answer import numbers, show
 from kvant.cli.chat import Chat, describe
 from kvant.cli.doors import Doors
 from kvant.cli.history import conversation, within
 from kvant.cli.message import history
-from kvant.cli.models import completed, fetched
-from kvant.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, ConfigFile, chosen, generated, layers
+from kvant.cli.models import fetched, model_argument
+from kvant.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, chosen, config_file, generated, layers
 from kvant.config.engine import DEFAULT_MODEL, EngineConfig
 from kvant.config.explain import merged
 from kvant.config.sampling import SamplingParams
@@ -33,31 +34,31 @@ MAX_COMPLETION_TOKENS = 256
 MAX_ANSWER_TOKENS = 512
 HISTORY = "chat_history"  # the file in the cache folder
 
-Model = Annotated[
-    str | None,
-    typer.Argument(
-        help=f"Alias, .gguf file, folder, Hugging Face model org/name or dummy:CONFIG.json [default: {DEFAULT_MODEL}]",
-        show_default=False,
-        autocompletion=completed,
-    ),
-]
-Prompt = Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and exit", show_default=False)]
 
-
+@click.command()
+@model_argument(
+    f"Alias, .gguf file, folder, Hugging Face model org/name or dummy:CONFIG.json [default: {DEFAULT_MODEL}]", required=False
+)
+@click.option("--prompt", "-p", metavar="TEXT", help="Answer this and exit")
+@click.option("--system", metavar="TEXT", default="", help="The system prompt")
+@click.option("--raw", is_flag=True, help="Continue the text as it is: no chat template")
+@click.option("--plain", is_flag=True, help="Show answers as they are: no rendering of Markdown")
+@click.option("--stats/--no-stats", default=None, help="Speed on stderr after the answer; by default on a terminal")
+@click.option("--history/--no-history", "keep", default=True, help="Remember the lines typed in a chat")
+@config_file
 @generated(engine=ENGINE_OPTIONS, sampling=SAMPLING_OPTIONS)
+@click.pass_obj
 def run(
-    context: typer.Context,
-    model: Model = None,
-    prompt: Prompt = None,
-    system: Annotated[str, typer.Option("--system", metavar="TEXT", help="The system prompt", show_default=False)] = "",
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is: no chat template")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Show answers as they are: no rendering of Markdown")] = False,
-    stats: Annotated[
-        bool | None, typer.Option("--stats/--no-stats", help="Speed on stderr after the answer; by default on a terminal")
-    ] = None,
-    keep: Annotated[bool, typer.Option("--history/--no-history", help="Remember the lines typed in a chat")] = True,
-    config: ConfigFile = None,
+    doors: Doors,
     *,
+    model: str | None,
+    prompt: str | None,
+    system: str,
+    raw: bool,
+    plain: bool,
+    stats: bool | None,
+    keep: bool,
+    config: Path | None,
     engine: dict[str, Any],
     sampling: dict[str, Any],
 ) -> None:
@@ -67,7 +68,6 @@ def run(
     Without --max-tokens an answer in a chat may fill the context, one for -p or a pipe has 512 tokens (256 where there is no
     chat template).
     """
-    doors: Doors = context.obj
     given = merged(layers(config, model, engine, sampling))
     sampling = chosen(given, SAMPLING_OPTIONS)
     SamplingParams(**{"max_tokens": None, **sampling})  # refuses what cannot be, before the model is loaded

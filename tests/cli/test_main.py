@@ -57,7 +57,7 @@ def test_main_exits(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--nothing"])
     assert caught.value.code == 2
-    assert capsys.readouterr().err == "error: No such option: --nothing\n"
+    assert capsys.readouterr().err == "error: No such option '--nothing'.\n"
 
 
 def test_an_unusable_environment_is_a_mistake_like_any_other(capsys, monkeypatch):
@@ -103,8 +103,8 @@ def test_completion_in_bash(tmp_path, words, expected):
     path.parent.mkdir(parents=True)
     with open(path, "wb") as file:
         file.truncate(model.num_bytes)
-    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), "_KVANT_COMPLETE": "complete_bash"}
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), "_KVANT_COMPLETE": "bash_complete"}
     script = "from kvant.cli.main import main; main([])"
     environment = {**asked, "KVANT_CACHE": str(tmp_path), "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.stdout.split() == expected, done.stderr
+    assert done.stdout.split() == [f"plain,{word}" for word in expected], done.stderr

@@ -2,8 +2,8 @@
 
 from dataclasses import fields
 
+import click
 import pytest
-import typer
 
 from kvant.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, generated, parse, spelled
 from kvant.config.engine import EngineConfig
@@ -14,17 +14,17 @@ from kvant.errors import RequestError
 @pytest.fixture
 def call():
     seen = {}
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-    @app.command()
+    @click.command()
+    @click.option("--name", default="x")
     @generated(engine=ENGINE_OPTIONS, sampling=SAMPLING_OPTIONS)
-    def command(name: str = "x", *, engine: dict, sampling: dict) -> None:
+    def command(name: str, *, engine: dict, sampling: dict) -> None:
         """Help of the command."""
         seen.update(name=name, engine=engine, sampling=sampling)
 
     def run(*arguments: str):
         seen.clear()
-        typer.main.get_command(app).main(list(arguments), standalone_mode=False)
+        command.main(list(arguments), standalone_mode=False)
         return seen
 
     return run
@@ -44,8 +44,8 @@ def test_types(call):
         "--no-enable-prefix-caching", "--gpu-memory-utilization", "0.5", "--dtype", "float32", "--stop", "a", "--stop", "b"
     )
     assert given["engine"] == {"enable_prefix_caching": False, "gpu_memory_utilization": 0.5, "dtype": "float32"}
-    assert given["sampling"] == {"stop": ["a", "b"]}
-    assert call("--stop-token-ids", "1", "--ignore-eos")["sampling"] == {"stop_token_ids": [1], "ignore_eos": True}
+    assert given["sampling"] == {"stop": ("a", "b")}
+    assert call("--stop-token-ids", "1", "--ignore-eos")["sampling"] == {"stop_token_ids": (1,), "ignore_eos": True}
 
 
 def test_every_option_of_the_engine_is_there():

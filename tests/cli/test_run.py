@@ -126,7 +126,7 @@ def test_R10_a_chat_may_fill_the_context_and_one_answer_is_cut_with_a_notice():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["run", "--top-kk", "3", "-p", "x"], "No such option: --top-kk"),
+        (["run", "--top-kk", "3", "-p", "x"], "No such option '--top-kk'"),
         (["run", MODEL, "extra", "-p", "x"], "Got unexpected extra argument"),
         (["rnu"], "No such command 'rnu'. Did you mean 'run'?"),
         (["serve"], "No such command 'serve'"),
