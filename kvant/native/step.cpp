@@ -1,4 +1,5 @@
 // What Python calls: plain functions over plain structures (abi.py). No exception crosses.
+#include "ceilings.h"
 #include "executor.h"
 #include "select.h"
 
@@ -47,9 +48,11 @@ int kvant_tiles_granted() {
 
 int kvant_has_tiles(const Executor* e) { return e->tiles(); }
 
-// 2: AVX-512 VNNI, 1: AVX2, 0: portable.
+// 3: AVX-512 VNNI, 2: AVX2 with VNNI, 1: AVX2, 0: portable.
 int kvant_vector_level() {
 #if defined(KVANT_AVX512)
+  return 3;
+#elif defined(KVANT_AVXVNNI)
   return 2;
 #elif defined(KVANT_AVX2)
   return 1;
@@ -115,6 +118,17 @@ void kvant_summarize(Executor* e, const float* logits, int64_t stride, int rows,
 // The k largest of every row, in order: ids and values [rows, k].
 void kvant_top_k(Executor* e, const float* logits, int64_t stride, int rows, int count, int k, int64_t* ids, float* values) {
   for_rows(e, rows, [&](int row) { kvant::top_k_row(logits + row * stride, count, k, ids + (int64_t)row * k, values + (int64_t)row * k); });
+}
+
+// What the machine reaches at best (ceilings.h): seconds for `rounds` readings of data [words]; operations per second.
+double kvant_read_seconds(const uint64_t* data, int64_t words, int rounds, int threads) {
+  kvant::Pool pool(threads);
+  return kvant::read_seconds(pool, data, words, rounds);
+}
+
+double kvant_product_rate(int rounds, int threads) {
+  kvant::Pool pool(threads);
+  return kvant::product_rate(pool, rounds);
 }
 
 }  // extern "C"
