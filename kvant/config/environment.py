@@ -1,6 +1,7 @@
 """Environment: what Kvant takes from the process's environment. The only place in the project that reads it.
 
     KVANT_CACHE      folder of the model store and of compiled kernels; else XDG_CACHE_HOME/kvant, else ~/.cache/kvant
+    KVANT_PACKED_GIB the most that packed weights may take in the cache folder (default 8); 0 keeps none
     KVANT_OFFLINE    anything but empty, 0, false, no, off: nothing is ever downloaded
     NO_COLOR         set and not empty: plain text in the terminal (no-color.org)
     CUDA_VISIBLE_DEVICES   numbers of the GPUs that this process may use; CUDA itself honours it too
@@ -23,6 +24,7 @@ class Environment:
     """The settings that come from outside the command line."""
 
     cache: Path
+    packed_limit: int = 8 << 30  # bytes
     offline: bool = False
     color: bool = True
     visible_gpus: str | None = None  # as CUDA_VISIBLE_DEVICES has it; None: all
@@ -31,6 +33,11 @@ class Environment:
     def models(self) -> Path:
         """Where downloaded models lie, one folder per alias."""
         return self.cache / "models"
+
+    @property
+    def packed(self) -> Path:
+        """Where weights lie that were packed for this CPU."""
+        return self.cache / "packed"
 
     @property
     def downloads(self) -> Path:
@@ -43,6 +50,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     values = os.environ if variables is None else variables
     return Environment(
         cache=_cache_folder(values),
+        packed_limit=_packed_limit(values.get("KVANT_PACKED_GIB") or "8"),
         offline=values.get("KVANT_OFFLINE", "").strip().lower() not in FALSE_WORDS,
         color=not values.get("NO_COLOR"),
         visible_gpus=values.get("CUDA_VISIBLE_DEVICES"),
@@ -52,6 +60,15 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
 def child_environment(**changes: str) -> dict[str, str]:
     """This process's variables with `changes`, for a program that is started from here."""
     return {**os.environ, **changes}
+
+
+def _packed_limit(text: str) -> int:
+    try:
+        return max(0, int(float(text) * 2**30))
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"KVANT_PACKED_GIB must be a number of GiB, not {text[:20]!r}; 0 keeps no packed weights", param="KVANT_PACKED_GIB"
+        ) from None
 
 
 def _cache_folder(values: Mapping[str, str]) -> Path:

@@ -4,11 +4,14 @@ Missing, misshapen and unconsumed tensors refuse the load, by name: a network wi
 and wrongly.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from kvant.checkpoint.checkpoint import Checkpoint
+from kvant.checkpoint.checkpoint import Checkpoint, FileTensors
+from kvant.checkpoint.kept import Shelf
 from kvant.checkpoint.open import open_checkpoint
 from kvant.checkpoint.store import resolve_model
+from kvant.config.environment import Environment
 from kvant.config.formats import StoredTensor
 from kvant.config.model import ModelConfig
 from kvant.distributed.mesh import Mesh
@@ -32,6 +35,13 @@ class TensorSource(Protocol):
 def open_model(name: str) -> Checkpoint:
     """The checkpoint behind an alias (fetched where it is missing), a file, a directory or `dummy:`."""
     return open_checkpoint(resolve_model(name))
+
+
+def shelf_for(checkpoint: Checkpoint, environment: Environment, notice: Callable[[str], None]) -> Shelf | None:
+    """Where what loading makes of `checkpoint` is kept; None where nothing shall be, or random numbers are no file's."""
+    if environment.packed_limit == 0 or not isinstance(checkpoint.tensors, FileTensors):
+        return None
+    return Shelf(environment.packed, checkpoint.path, environment.packed_limit, notice)
 
 
 def build(config: ModelConfig, mesh: Mesh) -> Any:

@@ -18,7 +18,7 @@ from kvant.native import abi
 from kvant.native.build import Library
 from kvant.native.cache import NativeCache
 from kvant.native.lower import Lowered, lower
-from kvant.native.packing import PackedWeight, pack
+from kvant.native.packing import PackedWeight, Shelf, packed
 from kvant.native.program import Buffer, Kind, Operation, Program
 
 MAX_HEADS_PER_KV_HEAD = 128
@@ -43,7 +43,7 @@ class Summary(NamedTuple):
 class NativeModel:
     """One network on the CPU."""
 
-    def __init__(self, program: Program, library: Library, *, threads: int, deterministic: bool):
+    def __init__(self, program: Program, library: Library, *, threads: int, deterministic: bool, shelf: Shelf | None = None):
         if program.final is None or program.head is None:
             raise UnsupportedError("a program needs an output and logits before it can be finished")
         self.groups = program.groups
@@ -54,7 +54,7 @@ class NativeModel:
         self.operations = lowered.operations
         self.hidden_size = program.final.width
         self.vocab_size = _head_width(program)
-        packed = self._pack(lowered.operations, threads)
+        packed = self._pack(lowered.operations, threads, shelf)
         self.weight_bytes = sum(weight.data.nbytes for weight in packed.values())
         self._handle = self._create(program, lowered, packed, threads, deterministic)
         self._logits = np.empty((0, self.vocab_size), np.float32)
@@ -71,6 +71,11 @@ class NativeModel:
     def uses_tiles(self) -> bool:
         """Whether many rows are multiplied with AMX tiles."""
         return bool(self._functions.kvant_has_tiles(self._handle))
+
+    @property
+    def threads(self) -> int:
+        """Threads that compute: fewer than asked for where the system allows no more."""
+        return int(self._functions.kvant_threads(self._handle))
 
     def new_cache(self, num_blocks: Sequence[int]) -> NativeCache:
         """An empty cache of `num_blocks` blocks per group, the null block included."""
@@ -169,11 +174,11 @@ class NativeModel:
 
     # --- construction -------------------------------------------------------------------------------------------------
 
-    def _pack(self, operations: list[Operation], threads: int) -> dict[int, PackedWeight]:
+    def _pack(self, operations: list[Operation], threads: int, shelf: Shelf | None) -> dict[int, PackedWeight]:
         weights = {id(w): w for op in operations if op.kind == Kind.LINEAR for w in op.weights}
-        packed = dict(zip(weights, pack(self.library, list(weights.values()), threads), strict=True))
-        self._keep.append(packed)
-        return packed
+        done = dict(zip(weights, packed(self.library, list(weights.values()), threads, shelf), strict=True))
+        self._keep.append(done)
+        return done
 
     def _create(
         self, program: Program, lowered: Lowered, packed: dict[int, PackedWeight], threads: int, deterministic: bool

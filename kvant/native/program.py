@@ -43,6 +43,7 @@ from kvant.errors import UnsupportedError
 if TYPE_CHECKING:
     from kvant.native.build import Library
     from kvant.native.executor import NativeModel
+    from kvant.native.packing import Shelf
 
 
 class Kind(IntEnum):
@@ -210,11 +211,16 @@ class Program:
         head.out = Buffer(self, -1, 0, width)
         self.head = head
 
-    def finish(self, library: "Library", *, threads: int, deterministic: bool = False) -> "NativeModel":
-        """Fuses, packs and hands over. `deterministic`: one kernel per weight whatever the number of rows."""
+    def finish(
+        self, library: "Library", *, threads: int, deterministic: bool = False, shelf: "Shelf | None" = None
+    ) -> "NativeModel":
+        """Fuses, packs and hands over. `deterministic`: one kernel per weight whatever the number of rows.
+
+        `shelf`: where packed weights are kept from one start to the next.
+        """
         from kvant.native.executor import NativeModel
 
-        return NativeModel(self, library, threads=threads, deterministic=deterministic)
+        return NativeModel(self, library, threads=threads, deterministic=deterministic, shelf=shelf)
 
     def _record(self, op: Operation, width: int) -> Buffer:
         op.out = Buffer(self, len(self.widths), 0, width)

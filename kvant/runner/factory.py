@@ -15,7 +15,7 @@ from kvant.config.resolve import Resolved
 from kvant.config.sampling import SamplingParams
 from kvant.distributed.mesh import Mesh
 from kvant.errors import ConfigError, RequestError
-from kvant.models.load import build, load_weights, placement
+from kvant.models.load import build, load_weights, placement, shelf_for
 from kvant.models.load import open_model as open_checkpoint
 from kvant.native.build import load as load_library
 from kvant.native.record import record
@@ -78,11 +78,15 @@ def create_runner(resolved: Resolved, opened: Opened, num_tokens_known: int) -> 
     model = build(replace(opened.config, context_length=config.max_model_len), Mesh())
     notices: list[str] = []
     if resolved.executor == "native":
-        library = load_library(notices.append, read_environment().cache / "native")
+        environment = read_environment()
+        library = load_library(notices.append, environment.cache / "native")
         if library is not None:
             load_weights(model, opened.checkpoint.tensors, None)
             network = record(model, resolved.groups).finish(
-                library, threads=config.threads or 1, deterministic=config.deterministic
+                library,
+                threads=config.threads or 1,
+                deterministic=config.deterministic,
+                shelf=shelf_for(opened.checkpoint, environment, notices.append),
             )
             cache = network.new_cache(resolved.num_blocks)
             return Made(NativeRunner(network, cache, seats, known, opened.config.vocab_size), tuple(notices))
