@@ -144,7 +144,19 @@ def rotary_lines(top: Ceilings) -> Iterator[Line]:
             parts = random(tokens, width).split((heads * size, kv_heads * size, kv_heads * size), -1)
             q, k, v = (part.reshape(tokens, -1, size) for part in parts)
             cache = torch.zeros(2, tokens + 16, kv_heads, size, device="cuda", dtype=BF16)
-            sets.append((q, k, v, positions, inv_freq, torch.randperm(tokens, device="cuda"), cache[0], cache[1], norms))
+            sets.append(
+                (
+                    q,
+                    k,
+                    v,
+                    positions,
+                    rotary.Rotation(inv_freq),
+                    torch.randperm(tokens, device="cuda"),
+                    cache[0],
+                    cache[1],
+                    norms,
+                )
+            )
         first = sets[0]
         expected = rotary.rotary_and_store_reference(
             *(x.double() if x.dtype == BF16 else x for x in first[:6]), *(c.double() for c in first[6:8]), norms
@@ -359,14 +371,14 @@ def one_step(stack: Stack, case: Paged, weights: list[list[torch.Tensor]], multi
     rows, ones = case.q.shape[0], torch.ones(stack.hidden, device="cuda")
     x, delta = torch.zeros(rows, stack.hidden, device="cuda"), torch.ones(rows, stack.hidden, device="cuda", dtype=BF16)
     split = [stack.heads * 128, stack.kv_heads * 128, stack.kv_heads * 128]
-    inv_freq = torch.ones(64, device="cuda")
+    rotation = rotary.Rotation(torch.ones(64, device="cuda"))
     slots = torch.arange(rows, device="cuda")
     plan = paged_decode.plan(case, None, paged_decode.choose_cut(case))
     out = torch.empty_like(case.q)
     for qkv, o, gate_up, down in weights:
         x, normed = rms_norm.add_rms_norm(x, delta, ones, 1e-6, BF16)
         q, k, v = (part.view(rows, -1, 128) for part in multiply(normed, qkv).split(split, -1))
-        q = rotary.rotary_and_store(q, k, v, slots, inv_freq, slots, case.keys, case.values)
+        q = rotary.rotary_and_store(q, k, v, slots, rotation, slots, case.keys, case.values)
         paged_decode.paged_decode(case._replace(q=q), Scores(128**-0.5), plan, out)
         delta = multiply(out.view(rows, -1), o)
         x, normed = rms_norm.add_rms_norm(x, delta, ones, 1e-6, BF16)
@@ -378,12 +390,12 @@ def one_step_fused(stack: Stack, case: Paged, weights: list[list[torch.Tensor]])
     """The same for one row, with norms, gate and additions inside the products: six launches a layer."""
     ones, x = torch.ones(stack.hidden, device="cuda"), torch.ones(1, stack.hidden, device="cuda")
     split = [stack.heads * 128, stack.kv_heads * 128, stack.kv_heads * 128]
-    inv_freq, slots = torch.ones(64, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+    rotation, slots = rotary.Rotation(torch.ones(64, device="cuda")), torch.zeros(1, dtype=torch.int64, device="cuda")
     plan = paged_decode.plan(case, None, paged_decode.choose_cut(case))
     out = torch.empty_like(case.q)
     for qkv, o, gate_up, down in weights:
         q, k, v = (part.view(1, -1, 128) for part in linear.norm_linear(x, ones, 1e-6, qkv).split(split, -1))
-        q = rotary.rotary_and_store(q, k, v, slots, inv_freq, slots, case.keys, case.values)
+        q = rotary.rotary_and_store(q, k, v, slots, rotation, slots, case.keys, case.values)
         paged_decode.paged_decode(case._replace(q=q), Scores(128**-0.5), plan, out)
         x = linear.linear_add(out.view(1, -1), o, x)
         x = linear.linear_add(linear.norm_gated_linear(x, ones, 1e-6, gate_up, "silu"), down, x)

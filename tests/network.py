@@ -7,7 +7,7 @@ import torch
 
 from kvant.attention.sdpa import SDPAAttention
 from kvant.attention.storage import KVStorage
-from kvant.batch import Batch, GroupBatch
+from kvant.batch import Batch, GroupBatch, Hidden
 from kvant.checkpoint.checkpoint import FileTensors
 from kvant.config.formats import StoredTensor
 from kvant.config.model import ModelConfig
@@ -36,11 +36,12 @@ def from_transformers(hf, config: ModelConfig, dtype=torch.float32, device="cpu"
 class Harness:
     """One network, one cache, sequences that own consecutive blocks in a scrambled order."""
 
-    def __init__(self, model, num_blocks: int = 64, attention=SDPAAttention, dtype=torch.float32, seed: int = 0):
+    def __init__(self, model, num_blocks: int = 64, attention=SDPAAttention, dtype=torch.float32, seed: int = 0, device="cpu"):
         self.model = model
+        self.device = device
         self.attention = attention
         self.groups = model.config.cache_groups()
-        self.storage = KVStorage(self.groups, [num_blocks] * len(self.groups), dtype, "cpu")
+        self.storage = KVStorage(self.groups, [num_blocks] * len(self.groups), dtype, device)
         rng = np.random.default_rng(seed)
         # Poisoned: whoever reads a slot that nobody wrote gets NaN. The null block must be clean.
         for tensor in (t for group in self.storage.keys + self.storage.values for t in group):
@@ -80,17 +81,21 @@ class Harness:
     @torch.inference_mode()
     def logits(self, rows: list[tuple[str, list[int], int]]) -> torch.Tensor:
         """fp32 logits of every token of the batch."""
+        return self.model.logits(self.hidden(rows).final)
+
+    @torch.inference_mode()
+    def hidden(self, rows: list[tuple[str, list[int], int]]) -> Hidden:
+        """Hidden states of every token of the batch."""
         staged = self.batch(rows)
-        batch = tensors(staged)
-        hidden = self.model(batch, self.attention(staged, batch, self.storage))
-        return self.model.logits(hidden.final)
+        batch = tensors(staged, self.device)
+        return self.model(batch, self.attention(staged, batch, self.storage))
 
 
-def tensors(staged: Batch) -> Batch:
+def tensors(staged: Batch, device="cpu") -> Batch:
     """A batch of numpy arrays as one of tensors."""
 
     def move(array):
-        return None if array is None else torch.from_numpy(np.ascontiguousarray(array))
+        return None if array is None else torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
     groups = tuple(
         replace(g, slot_mapping=move(g.slot_mapping), block_table=move(g.block_table), kv_lens=move(g.kv_lens))

@@ -3,11 +3,14 @@
 The formula stands in `kernels/paged_attention.py`, one sequence at a time and in fp32; here it meets the cache.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from kvant.attention.pattern import AttentionRule
 from kvant.attention.storage import KVStorage
 from kvant.batch import Batch
+from kvant.kernels.deferred import now
 from kvant.kernels.paged_attention import Paged, Scores, paged_attention_reference
 
 
@@ -18,8 +21,9 @@ class ReferenceAttention:
         self.batch = batch
         self.storage = storage
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
+    def attend(self, q: Any, k: Any, v: Tensor, rule: AttentionRule) -> Tensor:
         """`q` [T, N, H], `k`, `v` [T, K, H] of the new tokens -> [T, N, H]; the cache holds their keys and values then."""
+        q, k = now(q), now(k)
         number, _ = self.storage.place[rule.layer]
         group = self.batch.groups[number]
         self.storage.write(rule.layer, k, v, group.slot_mapping)

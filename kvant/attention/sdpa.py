@@ -9,7 +9,7 @@ Only keys inside the window are gathered. Soft-capped scores, which the fused ke
 from the same plan, a block of queries at a time.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from kvant.attention.pattern import AttentionRule
 from kvant.attention.storage import KVStorage
 from kvant.batch import Batch, GroupBatch
+from kvant.kernels.deferred import now
 
 CAPPED_QUERIES = 256  # whose scores are in memory at once
 
@@ -56,8 +57,9 @@ class SDPAAttention:
             for group, spec in zip(staged.groups, storage.groups, strict=True)
         ]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
+    def attend(self, q: Any, k: Any, v: Tensor, rule: AttentionRule) -> Tensor:
         """`q` [T, N, H], `k`, `v` [T, K, H] of the new tokens -> [T, N, H]; the cache holds their keys and values then."""
+        q, k = now(q), now(k)
         number, _ = self.storage.place[rule.layer]
         self.storage.write(rule.layer, k, v, self.batch.groups[number].slot_mapping)
         keys, values = self.storage.of_layer(rule.layer)

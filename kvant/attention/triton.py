@@ -8,7 +8,7 @@ decode rows alone therefore asks the host for nothing but its number of rows, an
 rows have one key, in the null block.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +19,9 @@ from kvant.attention.storage import KVStorage
 from kvant.batch import Batch
 from kvant.errors import UnsupportedError
 from kvant.kernels import gathered_prefill, paged_decode, paged_prefill
+from kvant.kernels.deferred import untangle
 from kvant.kernels.paged_attention import Paged, Scores
-from kvant.kernels.rotary import HeadNorms, rotary_and_store
+from kvant.kernels.rotary import rotary_and_store
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_HEAD = 256
@@ -55,23 +56,18 @@ class TritonAttention:
         self._plans: dict[int, paged_decode.DecodePlan] = {}
         self._gathered: dict[int, gathered_prefill.Gathered | None] = {}
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
-        """`q` [T, N, H], `k`, `v` [T, K, H] of the new tokens -> [T, N, H]; the cache holds their keys and values then."""
-        number, _ = self.storage.place[rule.layer]
-        self.storage.write(rule.layer, k, v, self.batch.groups[number].slot_mapping)
-        return self.attend_stored(q, rule)
+    def attend(self, q: Any, k: Any, v: Tensor, rule: AttentionRule) -> Tensor:
+        """`q` [T, N, H], `k`, `v` [T, K, H] of the new tokens -> [T, N, H]; the cache holds their keys and values then.
 
-    def rotary_and_store(
-        self, q: Tensor, k: Tensor, v: Tensor, inv_freq: Tensor, norms: HeadNorms | None, rule: AttentionRule
-    ) -> Tensor:
-        """Turns queries and keys, and writes keys and values to the cache, in one launch. -> turned queries [T, N, H]."""
+        Queries and keys may still have to be normed and turned: that, and the write, is one launch.
+        """
         number, _ = self.storage.place[rule.layer]
         keys, values = self.storage.of_layer(rule.layer)
         slots = self.batch.groups[number].slot_mapping
-        return rotary_and_store(q, k, v, self.batch.positions, inv_freq, slots, keys, values, norms)
+        q, k, norms, rotation = untangle(q, k)
+        return self._attend_stored(rotary_and_store(q, k, v, self.batch.positions, rotation, slots, keys, values, norms), rule)
 
-    def attend_stored(self, q: Tensor, rule: AttentionRule) -> Tensor:
-        """`q` [T, N, H], turned, over a cache that holds the new tokens already -> [T, N, H]."""
+    def _attend_stored(self, q: Tensor, rule: AttentionRule) -> Tensor:
         number, _ = self.storage.place[rule.layer]
         group = self.batch.groups[number]
         keys, values = self.storage.of_layer(rule.layer)

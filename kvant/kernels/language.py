@@ -62,11 +62,14 @@ def let_next_begin(EARLY: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
+SIMULATED = False  # a test sets it: kernels run on a CPU too, in the interpreter
+
+
 def on_gpu(x: Tensor) -> bool:
     """Whether kernels run where `x` lies. A GPU without Triton is refused: its user would get the slow path unasked."""
     if x.is_cuda and not PRESENT:
         raise UnsupportedError("there is a GPU but no Triton, which the kernels are written in; install kvant[gpu]")
-    return x.is_cuda
+    return x.is_cuda or SIMULATED
 
 
 def power_of_two(n: int) -> int:

@@ -43,14 +43,15 @@ from kvant.kernels.rms_norm import rms_norm
 MAX_ROWS = 64  # from here on cuBLAS
 
 
-def linear_reference(x: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(x, weight)
+def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.linear(x, weight, bias)
 
 
 @triton.jit
 def _skinny_kernel(
     x,
     weight,
+    bias,
     out,
     partial,  # [tiles, parts, TILE, ROWS] fp32
     arrived,  # [tiles] int32, zero between launches
@@ -63,6 +64,7 @@ def _skinny_kernel(
     TILE: tl.constexpr,  # outs of one program
     STEP: tl.constexpr,  # of K
     PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
     UPCAST: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -92,6 +94,8 @@ def _skinny_kernel(
     inside = (outs < num_outs)[:, None] & (rows < num_rows)[None, :]
     target = out + rows[None, :] * num_outs + outs[:, None]
     if PARTS == 1:
+        if BIAS:
+            total += tl.load(bias + outs, mask=outs < num_outs, other=0.0).to(tl.float32)[:, None]
         tl.store(target, total.to(out.dtype.element_ty), mask=inside)
     else:
         cell = tl.arange(0, TILE)[:, None] * ROWS + rows[None, :]
@@ -101,6 +105,8 @@ def _skinny_kernel(
             total = tl.zeros([TILE, ROWS], tl.float32)
             for number in tl.static_range(PARTS):
                 total += tl.load(partial + (tile * PARTS + number) * (TILE * ROWS) + cell, cache_modifier=".cg")
+            if BIAS:
+                total += tl.load(bias + outs, mask=outs < num_outs, other=0.0).to(tl.float32)[:, None]
             tl.store(target, total.to(out.dtype.element_ty), mask=inside)
             tl.store(arrived + tile, 0)
 
@@ -133,20 +139,27 @@ def _arrivals(device: torch.device) -> Tensor:
     return torch.zeros(4096, dtype=torch.int32, device=device)
 
 
-def skinny_triton(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Tensor:
-    """`x` [M, K], M <= 64 -> [M, N]."""
+def skinny_triton(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    shape: Shape | None = None,
+) -> Tensor:
+    """`x` [M, K], M <= 64 -> [M, N] in `dtype`, x's where none is given."""
     rows, size = x.shape
     outs = weight.shape[0]
     shape = shape or skinny_shape(rows, outs, size, processors(x.device))
     padded = max(16, power_of_two(rows))
     tiles = cdiv(outs, shape.tile)
-    out = torch.empty((rows, outs), dtype=x.dtype, device=x.device)
+    out = torch.empty((rows, outs), dtype=dtype or x.dtype, device=x.device)
     partial = out
     if shape.parts > 1:
         partial = torch.empty((tiles * shape.parts * shape.tile * padded,), dtype=torch.float32, device=x.device)
     _skinny_kernel[(tiles, shape.parts)](
         x,
         weight,
+        weight if bias is None else bias,
         out,
         partial,
         _arrivals(x.device),
@@ -159,6 +172,7 @@ def skinny_triton(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Tens
         TILE=shape.tile,
         STEP=shape.step,
         PARTS=shape.parts,
+        BIAS=bias is not None,
         UPCAST=INTERPRETED,
         EARLY=begins_early(x.device),
         launch_pdl=begins_early(x.device),
@@ -168,21 +182,36 @@ def skinny_triton(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Tens
     return out
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """`x` [T, K], `weight` [N, K], contiguous -> [T, N] in x's dtype; sums are fp32 and rounded once."""
-    rows = x.shape[0]
-    # fp32 products are for checking, and too wide for these tiles.
-    if not on_gpu(x) or not 0 < rows <= MAX_ROWS or x.element_size() > 2:
-        return linear_reference(x, weight)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x` [T, K], `weight` [N, K], contiguous, `bias` [N] -> [T, N] in x's dtype; sums are fp32 and rounded once."""
+    if not _is_skinny(x):
+        return linear_reference(x, weight, bias)
     x = x if x.stride(-1) == 1 else x.contiguous()
-    return one_row.linear_triton(x, weight) if rows == 1 else skinny_triton(x, weight)
+    return one_row.linear_triton(x, weight, bias) if x.shape[0] == 1 else skinny_triton(x, weight, bias)
 
 
-def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
-    """`x` [T, K] fp32, `norm_weight` [K] fp32, `weight` [N, K] -> W norm(x), [T, N] in weight's dtype."""
+def _is_skinny(x: Tensor) -> bool:
+    # fp32 products are for checking, and too wide for these tiles.
+    return on_gpu(x) and 0 < x.shape[0] <= MAX_ROWS and x.element_size() <= 2
+
+
+def logits(x: Tensor, weight: Tensor) -> Tensor:
+    """`x` [R, K], `weight` [V, K] -> [R, V] in fp32, never rounded: equal to `linear` before its rounding."""
+    if _is_skinny(x):
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        if x.shape[0] == 1:
+            return one_row.linear_triton(x, weight, dtype=torch.float32)
+        return skinny_triton(x, weight, dtype=torch.float32)
+    if x.is_cuda and x.element_size() == 2:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return linear_reference(x, weight).float()
+
+
+def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x` [T, K] fp32, `norm_weight` [K] fp32, `weight` [N, K], `bias` [N] -> W norm(x) + b, [T, N] in weight's dtype."""
     if on_gpu(x) and x.shape[0] == 1:
-        return one_row.norm_linear_triton(x, norm_weight, eps, weight)
-    return linear(rms_norm(x, norm_weight, eps, weight.dtype), weight)
+        return one_row.norm_linear_triton(x, norm_weight, eps, weight, bias)
+    return linear(rms_norm(x, norm_weight, eps, weight.dtype), weight, bias)
 
 
 def norm_gated_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, activation: str) -> Tensor:

@@ -6,6 +6,8 @@
     norm_gated_linear    act(G norm(x)) * (U norm(x))       of squares is taken along with the product, and applied after it
     linear_add           x + W h                            the residual's addition
 
+A bias is a residual of its own: both are one value per row of W.
+
 A program takes ROWS rows of W and multiplies them element by element, every load of a tile in flight at once; the sum along K
 comes at the end. The first tile of W is asked for before the kernel waits for its predecessor (programmatic dependent
 launch): how much of W that is matters more in a chain of kernels than the time of one alone.
@@ -19,8 +21,8 @@ from kvant.kernels.language import begins_early, cdiv, let_next_begin, power_of_
 from kvant.kernels.rms_norm import rms_norm_reference
 
 
-def norm_linear_reference(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
-    return torch.nn.functional.linear(rms_norm_reference(x, norm_weight, eps, weight.dtype), weight)
+def norm_linear_reference(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.nn.functional.linear(rms_norm_reference(x, norm_weight, eps, weight.dtype), weight, bias)
 
 
 def norm_gated_linear_reference(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, activation: str) -> Tensor:
@@ -83,7 +85,7 @@ def _one_row_kernel(
         if GATE != "":
             result = activated(result, GATE) * tl.sum(up, axis=1) * size
     if ADD:
-        result += tl.load(residual + row, mask=inside, other=0.0)
+        result += tl.load(residual + row, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row, result.to(out.dtype.element_ty), mask=inside)
 
 
@@ -132,14 +134,14 @@ def _launch(
     return out
 
 
-def linear_triton(x: Tensor, weight: Tensor) -> Tensor:
-    """`x` [1, K], `weight` [N, K] -> [1, N]."""
-    return _launch(x, weight, x.dtype)
+def linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """`x` [1, K], `weight` [N, K], `bias` [N] -> [1, N] in `dtype`, x's where none is given."""
+    return _launch(x, weight, dtype or x.dtype, residual=bias)
 
 
-def norm_linear_triton(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
-    """`x` [1, K] fp32, `norm_weight` [K] fp32, `weight` [N, K] -> [1, N] in weight's dtype."""
-    return _launch(x, weight, weight.dtype, norm=(norm_weight, eps))
+def norm_linear_triton(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x` [1, K] fp32, `norm_weight` [K] fp32, `weight` [N, K], `bias` [N] -> [1, N] in weight's dtype."""
+    return _launch(x, weight, weight.dtype, norm=(norm_weight, eps), residual=bias)
 
 
 def norm_gated_linear_triton(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, activation: str) -> Tensor:

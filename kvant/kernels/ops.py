@@ -19,6 +19,8 @@ _HOMES = {
     "linear_add": "linear",
     "gated": "gated",
     "soft_cap": "soft_cap",
+    "on_gpu": "language",
+    "logits": "linear",
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from kvant.batch import Batch, Hidden
 from kvant.config.model import ModelConfig
 from kvant.distributed.mesh import Mesh
+from kvant.kernels.deferred import now
 from kvant.layers.brick import Brick
 from kvant.layers.embedding import Embedding, Head
 from kvant.layers.norm import RMSNorm
@@ -64,8 +65,8 @@ class Decoder(Brick):
         for number, layer in enumerate(self.layers):
             x = layer(x, batch, cache)
             if number in self.taps:
-                taps[number] = x
-        return Hidden(final=self.norm(x), taps=taps)
+                taps[number] = now(x)
+        return Hidden(final=now(self.norm(x)), taps=taps)
 
 
 class CausalLM(Brick):

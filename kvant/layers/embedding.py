@@ -57,7 +57,7 @@ class Head(Brick):
         self.weight = tied.weight if tied is not None else scheme.pack([tensors["weight"]], placement)
 
     def forward(self, x: Any) -> Any:
-        logits = self.weight.matmul(x).float()
+        logits = self.weight.logits(x)
         return logits if self.cap is None else ops.soft_cap(logits, self.cap)
 
     def emit(self, x: Buffer) -> None:

@@ -9,16 +9,15 @@ How the matrix is stored and multiplied is its `WeightScheme`'s business.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kvant.config.formats import StoredTensor
 from kvant.distributed.mesh import Mesh
 from kvant.layers.brick import Brick, Shape
 from kvant.native.program import Buffer
 from kvant.quantization.gguf import dequantize
 
 if TYPE_CHECKING:
-    from kvant.config.formats import StoredTensor
     from kvant.quantization.scheme import Placement, WeightScheme
 
 
@@ -53,8 +52,7 @@ class FusedLinear(Brick):
             self.bias = scheme.concatenate([tensors[f"{prefix}bias"] for prefix in prefixes], placement)
 
     def forward(self, x: Any) -> Any:
-        y = self.weight.matmul(x)
-        return y if self.bias is None else y + self.bias
+        return self.weight.product(x, self.bias)
 
     def emit(self, x: Buffer) -> Buffer:
         prefixes = [f"{part}." if part else "" for part in self.outs]
@@ -96,6 +94,6 @@ class StackedLinear(FusedLinear):
         return x.program.linear(x, weights)
 
 
-def _rows(stored: "StoredTensor", part: str, first: int, last: int) -> "StoredTensor":
+def _rows(stored: StoredTensor, part: str, first: int, last: int) -> StoredTensor:
     shape = (last - first, *stored.shape[1:])
-    return replace(stored, name=f"{stored.name} ({part})", shape=shape, raw=stored.raw[first:last])
+    return StoredTensor(f"{stored.name} ({part})", stored.format, shape, stored.raw[first:last])

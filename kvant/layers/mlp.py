@@ -4,7 +4,7 @@ from typing import Any
 
 from kvant.config.model import ModelConfig
 from kvant.distributed.mesh import Mesh
-from kvant.kernels import ops
+from kvant.kernels import deferred
 from kvant.layers.brick import Brick
 from kvant.layers.linear import FusedLinear, Linear
 from kvant.native.program import Buffer
@@ -30,7 +30,7 @@ class Gate(Brick):
         self.activation = activation
 
     def forward(self, gate_up: Any) -> Any:
-        return ops.gated(gate_up, self.activation)
+        return deferred.gated(gate_up, self.activation)
 
     def emit(self, gate_up: Buffer) -> Buffer:
         return gate_up.program.gated(gate_up, self.activation)

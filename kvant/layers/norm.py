@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvant.kernels import ops
+from kvant.kernels import deferred
 from kvant.layers.brick import Brick, Shape
 from kvant.native.program import Buffer
 from kvant.quantization.gguf import dequantize
@@ -33,7 +33,7 @@ class RMSNorm(Brick):
         self.dtype = placement.dtype
 
     def forward(self, x: Any) -> Any:
-        return ops.rms_norm(x, self.weight, self.eps, self.dtype)
+        return deferred.normed(x, self.weight, self.eps, self.dtype)
 
     def emit(self, x: Buffer) -> Buffer:
         weight = dequantize(self.stored["weight"])

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvant.config.model import ModelConfig
 from kvant.config.rope import RopeScaling
-from kvant.kernels import ops
+from kvant.kernels import deferred
 from kvant.layers.brick import Brick
 from kvant.layers.frequencies import frequencies
 from kvant.native.program import Buffer
@@ -27,21 +27,20 @@ class Rotary(Brick):
         self.head_dim = head_dim
         self.frequencies = frequencies  # an array, so that lowering can read it without torch
         self.scale = scale
-        self._inv_freq: dict[Any, Any] = {}
+        self._rotations: dict[Any, Any] = {}  # by device
 
     def forward(self, q: Any, k: Any, positions: Any) -> tuple[Any, Any]:
+        return deferred.turned(q, k, positions, self._rotation(positions.device))
+
+    def _rotation(self, device: Any) -> Any:
         import torch
 
-        if positions.device not in self._inv_freq:
-            self._inv_freq[positions.device] = torch.tensor(self.frequencies, dtype=torch.float32, device=positions.device)
-        cos, sin = ops.rotary_table(self._inv_freq[positions.device], positions)
-        if self.scale != 1.0:
-            cos, sin = cos * self.scale, sin * self.scale
-        size = 2 * len(self.frequencies)
-        if size == self.head_dim:
-            return ops.apply_rotary(q, cos, sin), ops.apply_rotary(k, cos, sin)
-        turned = (torch.cat((ops.apply_rotary(x[..., :size], cos, sin), x[..., size:]), -1) for x in (q, k))
-        return next(turned), next(turned)
+        from kvant.kernels.rotary import Rotation
+
+        if device not in self._rotations:
+            inv_freq = torch.tensor(self.frequencies, dtype=torch.float32, device=device)
+            self._rotations[device] = Rotation(inv_freq, self.scale)
+        return self._rotations[device]
 
     def emit(self, q: Buffer, k: Buffer, positions: Input) -> tuple[Buffer, Buffer]:
         program = q.program

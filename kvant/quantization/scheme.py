@@ -1,21 +1,23 @@
 """WeightScheme: how a stored weight multiplies. One stored form per weight, chosen when the engine loads.
 
-    StoredTensor (bytes of the file) ──pack──▶ WeightScheme ──matmul──▶ activations
+    StoredTensor (bytes of the file) ──pack──▶ WeightScheme ──product──▶ activations
 
-`unpack()` is every scheme's reference: the fp32 matrix that its `matmul` stands for. A storage format is a part that is
+`unpack()` is every scheme's reference: the fp32 matrix that its `product` stands for. A storage format is a part that is
 swapped here, never a flag threaded through layers.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kvant.config.formats import StoredTensor
-from kvant.kernels import ops
+from kvant.config.random_weights import RandomTensor
+from kvant.kernels import deferred, ops
 from kvant.quantization.gguf import dequantize
+from kvant.quantization.random import make
 
 
 class WeightScheme(Protocol):
@@ -23,8 +25,11 @@ class WeightScheme(Protocol):
 
     shape: tuple[int, int]
 
-    def matmul(self, x: Tensor) -> Tensor:
-        """`x` [..., in] -> [..., out] in x's dtype."""
+    def product(self, x: Any, bias: Tensor | None = None) -> Any:
+        """`x` [T, in] -> [T, out] in the activation dtype. Either may be deferred (kernels/deferred.py)."""
+
+    def logits(self, x: Tensor) -> Tensor:
+        """`x` [R, in] -> [R, out] in fp32."""
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows `ids` [T] as activations [T, in]: an embedding look-up."""
@@ -48,8 +53,11 @@ class Dense:
         self.weight = weight
         self.shape = (weight.shape[0], weight.shape[1])
 
-    def matmul(self, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight)
+    def product(self, x: Any, bias: Tensor | None = None) -> Any:
+        return deferred.product(x, self.weight, bias)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return ops.logits(x, self.weight)
 
     def rows(self, ids: Tensor) -> Tensor:
         return torch.nn.functional.embedding(ids, self.weight)
@@ -67,6 +75,8 @@ def pack(parts: list[StoredTensor], placement: Placement) -> WeightScheme:
 
 def to_tensor(stored: StoredTensor, placement: Placement) -> Tensor:
     """The values of `stored`, dequantised exactly in fp32 and then rounded to the placement's dtype."""
+    if isinstance(stored, RandomTensor):
+        return make(stored, placement.device, placement.dtype)
     if stored.format == "BF16" and placement.dtype == torch.bfloat16:
         values = torch.from_numpy(np.ascontiguousarray(stored.raw).copy()).view(torch.bfloat16).reshape(stored.shape)
         return values.to(placement.device)

@@ -16,7 +16,8 @@ from kvant.batch import Batch, GroupBatch
 from kvant.config.model import CacheGroup
 from kvant.errors import UnsupportedError
 from kvant.kernels import gathered_prefill
-from kvant.kernels.rotary import HeadNorms, apply_rotary, rotary_table
+from kvant.kernels.deferred import Normed, Turned
+from kvant.kernels.rotary import Rotation, apply_rotary, rotary_table
 from tests.kernels.compare import DEVICE, assert_close, rand
 
 BLOCK, HEADS, KV_HEADS, SIZE = 16, 4, 2, 32
@@ -96,19 +97,21 @@ def test_long_chunks_are_gathered(window, monkeypatch):
 
 
 @pytest.mark.parametrize("normed", [False, True])
-def test_turning_and_storing_in_one_launch(normed):
+@pytest.mark.parametrize(("turning", "scale"), [(SIZE, 1.0), (SIZE // 4, 1.3)])
+def test_turning_and_storing_in_one_launch(turning, scale, normed):
     """What the attention brick does in four operations."""
     staged, batch = step([(1, 20), (4, 4)])
     rule = AttentionRule(0, SIZE**-0.5, None, None)
     q, k, v = (rand(5, heads, SIZE) for heads in (HEADS, KV_HEADS, KV_HEADS))
-    inv_freq = 10000.0 ** (-torch.arange(SIZE // 2, device=DEVICE) * 2 / SIZE)
-    norms = HeadNorms(rand(SIZE), rand(SIZE), 1e-6) if normed else None
+    inv_freq = 10000.0 ** (-torch.arange(turning // 2, device=DEVICE) * 2 / turning)
+    rotation = Rotation(inv_freq, scale)
     fused, plain = (TritonAttention(staged, batch, storage_of()) for _ in range(2))
-    out = fused.attend_stored(fused.rotary_and_store(q, k, v, inv_freq, norms, rule), rule)
-    if norms is not None:
-        q = torch.nn.functional.rms_norm(q, (SIZE,), norms.q, 1e-6)
-        k = torch.nn.functional.rms_norm(k, (SIZE,), norms.k, 1e-6)
-    cos, sin = rotary_table(inv_freq, batch.positions)
+    weights = [rand(SIZE), rand(SIZE)]
+    deferred = [Normed(x, weight, 1e-6, x.dtype) if normed else x for x, weight in zip((q, k), weights, strict=True)]
+    out = fused.attend(*(Turned(x, batch.positions, rotation) for x in deferred), v, rule)
+    if normed:
+        q, k = (torch.nn.functional.rms_norm(x, (SIZE,), w, 1e-6) for x, w in zip((q, k), weights, strict=True))
+    cos, sin = rotary_table(rotation, batch.positions)
     expected = plain.attend(apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v, rule)
     assert_close(out, expected, slack=2)
 

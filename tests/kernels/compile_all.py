@@ -37,8 +37,10 @@ CASES = [
     (
         rotary._rotary_and_store_kernel,
         dict(q=B, k=B, v=B, positions=L, inv_freq=F, slots=L, keys=B, values=B, out=B, q_weight=F, k_weight=F)
-        | dict(eps="fp32", num_tokens=NUMBER, q_stride=NUMBER, k_stride=NUMBER, v_stride=NUMBER, cache_stride=NUMBER),
-        dict(HALF=64, PAIRS=64, GROUP=4, TOKENS=8, NORM=True),
+        | dict(
+            eps="fp32", scale="fp32", num_tokens=NUMBER, q_stride=NUMBER, k_stride=NUMBER, v_stride=NUMBER, cache_stride=NUMBER
+        ),
+        dict(HALF=64, TURNING=48, PAIRS=64, GROUP=4, TOKENS=8, NORM=True, SCALED=True),
         dict(num_warps=4),
     ),
     (
@@ -49,8 +51,8 @@ CASES = [
     ),
     (
         linear._skinny_kernel,
-        dict(x=B, weight=B, out=B, partial=F, arrived=I, num_rows=NUMBER, num_outs=NUMBER, x_stride=NUMBER),
-        dict(SIZE=4096, PART_SIZE=1024, ROWS=64, TILE=64, STEP=128, PARTS=4, UPCAST=False),
+        dict(x=B, weight=B, bias=B, out=B, partial=F, arrived=I, num_rows=NUMBER, num_outs=NUMBER, x_stride=NUMBER),
+        dict(SIZE=4096, PART_SIZE=1024, ROWS=64, TILE=64, STEP=128, PARTS=4, BIAS=True, UPCAST=False),
         dict(num_warps=4, num_stages=4),
     ),
     (

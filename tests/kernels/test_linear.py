@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kvant.kernels import linear as op
+from kvant.kernels import one_row
 from kvant.kernels.language import cdiv
 from tests.kernels.compare import DTYPES, assert_close, rand
 
@@ -13,15 +14,16 @@ from tests.kernels.compare import DTYPES, assert_close, rand
 @pytest.mark.parametrize(("rows", "outs", "size"), [(2, 17, 96), (17, 40, 100)])
 def test_few_rows(rows, outs, size, dtype, parts):
     x, weight = rand(rows, size, dtype=dtype), rand(outs, size, dtype=dtype)
+    bias = rand(outs, dtype=dtype, scale=5.0) if parts == 3 or rows == 17 else None
     shape = op.Shape(tile=32, step=32, parts=parts, warps=4, stages=2)
-    out = op.skinny_triton(x, weight, shape)
-    assert_close(out, x.double() @ weight.double().T)
-    assert torch.equal(out, op.skinny_triton(x, weight, shape)), "the counters did not return to zero"
+    out = op.skinny_triton(x, weight, bias, shape=shape)
+    assert_close(out, x.double() @ weight.double().T + (0 if bias is None else bias.double()))
+    assert torch.equal(out, op.skinny_triton(x, weight, bias, shape=shape)), "the counters did not return to zero"
 
 
 def test_rows_of_a_wider_tensor():
     x, weight = rand(3, 64)[:, :48], rand(16, 48)
-    assert_close(op.skinny_triton(x, weight, op.Shape(16, 16, 1, 4, 2)), x.double() @ weight.double().T)
+    assert_close(op.skinny_triton(x, weight, shape=op.Shape(16, 16, 1, 4, 2)), x.double() @ weight.double().T)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 64])
@@ -32,3 +34,14 @@ def test_every_shape_covers_the_matrix(rows, outs, size):
     part = cdiv(cdiv(size, shape.parts), shape.step) * shape.step
     assert part * (shape.parts - 1) < size <= part * shape.parts
     assert shape.parts == 1 or cdiv(outs, shape.tile) <= 4096
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_logits_are_not_rounded(rows):
+    """fp32 out of 16-bit factors, as exact as their sum."""
+    x, weight = rand(rows, 96, dtype=torch.float16), rand(20, 96, dtype=torch.float16)
+    expected = x.double() @ weight.double().T
+    run = one_row.linear_triton if rows == 1 else op.skinny_triton
+    out = run(x, weight, dtype=torch.float32)
+    assert out.dtype == torch.float32
+    assert_close(out, expected)

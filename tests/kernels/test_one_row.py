@@ -28,9 +28,10 @@ def test_linear(outs, size, dtype):
 @pytest.mark.parametrize(("outs", "size"), SHAPES)
 def test_norm_linear(outs, size, dtype):
     x, scale, weight = rand(1, size, scale=3.0), rand(size), rand(outs, size, dtype=dtype)
-    expected = norm(x, scale) @ weight.double().T
-    assert_close(op.norm_linear_triton(x, scale, EPS, weight), expected, dtype)
-    assert_close(op.norm_linear_reference(x, scale, EPS, weight), expected, dtype, slack=2)
+    for bias in (None, rand(outs, dtype=dtype, scale=9.0)):
+        expected = norm(x, scale) @ weight.double().T + (0 if bias is None else bias.double())
+        assert_close(op.norm_linear_triton(x, scale, EPS, weight, bias), expected, dtype)
+        assert_close(op.norm_linear_reference(x, scale, EPS, weight, bias), expected, dtype, slack=2)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
