@@ -1,16 +1,14 @@
 """Random weights for any shape: measurements and tests need a network, not knowledge.
 
 No tensor is ever zero or constant (zeros run faster than weights do, and hide faults), and a name always gives the same
-values: the generator is seeded with the name. Matrices keep the size of what flows through them, so that deep networks
-stay finite; norms are near 1 in the family's convention.
+values: their seed is made of the name. Matrices keep the size of what flows through them, so that deep networks stay finite;
+norms are near 1 in the family's convention.
 """
 
 import hashlib
 import math
 
-import numpy as np
-
-from kvant.config.formats import FORMATS, StoredTensor
+from kvant.config.random_weights import RandomTensor
 from kvant.errors import UnsupportedError
 
 FORMAT_OF_DTYPE = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -29,16 +27,12 @@ class DummyTensors:
         self._norm_offset = norm_offset
         self._seed = seed
 
-    def find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+    def find(self, name: str, shape: tuple[int, ...]) -> RandomTensor:
         """The tensor `name`: uniform values around 0, around 1 - offset for norms."""
-        digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()
-        values = np.random.default_rng(int.from_bytes(digest, "little")).random(shape, np.float32)
+        digest = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=4).digest()
         center, spread = self._distribution(name, shape)
-        values -= np.float32(0.5)
-        values *= np.float32(spread * math.sqrt(12))  # a uniform value of width w has a deviation of w / sqrt(12)
-        values += np.float32(center)
-        rows, width = math.prod(shape[:-1]), shape[-1] * FORMATS[self._format].block_bytes
-        return StoredTensor(name, self._format, shape, _encode(values, self._format).reshape(rows, width))
+        width = spread * math.sqrt(12)  # a uniform value of width w has a deviation of w / sqrt(12)
+        return RandomTensor(name, self._format, shape, int.from_bytes(digest, "little"), center, width)
 
     def names(self) -> set[str]:
         """None: whatever is not asked for is not left over either."""
@@ -51,14 +45,3 @@ class DummyTensors:
         if "embed" in name:
             return 0.0, EMBEDDING_SPREAD
         return 0.0, shape[-1] ** -0.5
-
-
-def _encode(values: np.ndarray, format: str) -> np.ndarray:
-    """fp32 -> the bytes of `format`, rounded to nearest even."""
-    if format == "F32":
-        return values.view(np.uint8)
-    if format == "F16":
-        return values.astype(np.float16).view(np.uint8)
-    bits = values.view(np.uint32)
-    bits += np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return np.ascontiguousarray((bits >> np.uint32(16)).astype(np.uint16)).view(np.uint8)

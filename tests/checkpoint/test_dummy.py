@@ -68,3 +68,25 @@ def test_what_is_not_there_or_not_built_is_named(tmp_path):
     path = write_json(tmp_path / "config.json", LLAMA | {"torch_dtype": "int8"})
     with pytest.raises(UnsupportedError, match=r"'int8'.*bfloat16"):
         open_checkpoint(f"dummy:{path}")
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("shape", [(3, 7), (70_001,), (40, 4096)])
+def test_torch_makes_the_same_bits(dtype, shape, monkeypatch):
+    """So that a GPU may make its own weights. Chunks of either side do not matter."""
+    torch = pytest.importorskip("torch")
+    from kvant.quantization import random
+
+    monkeypatch.setattr(random, "CHUNK", 1000)
+    stored = DummyTensors(dtype).find("model.layers.0.mlp.up_proj.weight", shape)
+    made = random.make(stored, "cpu", getattr(torch, dtype))
+    np.testing.assert_array_equal(made.view(torch.uint8).numpy().reshape(-1), stored.raw.reshape(-1))
+    assert stored.num_bytes == stored.raw.size
+
+
+def test_values_fill_their_interval_evenly():
+    stored = DummyTensors("float32").find("w", (1 << 20, 1))
+    counts, _ = np.histogram(dequantize(stored), bins=64, range=(-(12**0.5) / 2, 12**0.5 / 2))
+    assert counts.sum() == 1 << 20 and abs(counts - (1 << 14)).max() < 5 * (1 << 7)
+    values = dequantize(stored)[:, 0]
+    assert abs(np.corrcoef(values[1:], values[:-1])[0, 1]) < 0.005
