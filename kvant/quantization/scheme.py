@@ -15,10 +15,8 @@ from torch import Tensor
 
 from kvant.config.formats import StoredTensor
 from kvant.config.random_weights import RandomTensor
-from kvant.config.random_weights import RandomTensor
 from kvant.kernels import deferred, ops
 from kvant.quantization.gguf import dequantize
-from kvant.quantization.random import make
 from kvant.quantization.random import make
 
 
@@ -77,8 +75,6 @@ def pack(parts: list[StoredTensor], placement: Placement) -> WeightScheme:
 
 def to_tensor(stored: StoredTensor, placement: Placement) -> Tensor:
     """The values of `stored`, dequantised exactly in fp32 and then rounded to the placement's dtype."""
-    if isinstance(stored, RandomTensor):
-        return make(stored, placement.device, placement.dtype)
     if isinstance(stored, RandomTensor):
         return make(stored, placement.device, placement.dtype)
     if stored.format == "BF16" and placement.dtype == torch.bfloat16:

@@ -1,0 +1,1 @@
+"""Measurements: workloads through the engine's public doors, each with the floor of its bytes and operations."""
