@@ -10,6 +10,7 @@ import kvant
 from kvant.cli.doors import Doors
 from kvant.cli.models import model_rows
 from kvant.cli.screen import columns
+from kvant.config.compilers import remedy
 from kvant.config.engine import DEFAULT_MODEL, EngineConfig
 from kvant.config.hardware import Gpu, Hardware
 from kvant.config.kv_memory import show_bytes
@@ -48,7 +49,7 @@ def machine(hardware: Hardware) -> Rows:
         ["processor", f"{hardware.cpu_name or 'unknown'}; {cores} cores of {cpus} hardware threads may be used"],
         ["features", " ".join(sorted(hardware.cpu_flags)) or "none of those that make a difference"],
         ["memory", f"{show_bytes(hardware.memory_available)} available of {show_bytes(hardware.memory_total)}"],
-        ["compiler", hardware.compiler or f"none; the fast path for CPUs needs one: {_compiler_remedy()}"],
+        ["compiler", hardware.compiler or f"none; the fast path for CPUs needs one: {remedy()}"],
     ]
     gpus = [_gpu(gpu) for gpu in hardware.gpus] or ["no NVIDIA GPU found"]
     return rows + [["GPU", gpu] for gpu in gpus]
@@ -93,7 +94,3 @@ def _gpu(gpu: Gpu) -> str:
     return (
         f"{gpu.name}; {show_bytes(gpu.memory_free)} free of {show_bytes(gpu.memory_total)}; compute capability {major}.{minor}"
     )
-
-
-def _compiler_remedy() -> str:
-    return "xcode-select --install" if platform.system() == "Darwin" else "apt install g++, or dnf install gcc-c++"

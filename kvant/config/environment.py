@@ -1,8 +1,10 @@
 """Environment: what Kvant takes from the process's environment. The only place in the project that reads it.
 
-    KVANT_CACHE      folder of the model store and of compiled kernels; else XDG_CACHE_HOME/kvant, else ~/.cache/kvant
+    KVANT_CACHE      folder of the model store and of compiled kernels; else XDG_CACHE_HOME/kvant, else ~/.cache/kvant,
+                     else (a user without a home) a private folder among the temporary ones
     KVANT_PACKED_GIB the most that packed weights may take in the cache folder (default 8); 0 keeps none
     KVANT_OFFLINE    anything but empty, 0, false, no, off: nothing is ever downloaded
+    KVANT_ISA        instruction set of the native CPU step: native (default), avx512, avxvnni, avx2 or portable
     NO_COLOR         set and not empty: plain text in the terminal (no-color.org)
     CUDA_VISIBLE_DEVICES   numbers of the GPUs that this process may use; CUDA itself honours it too
 
@@ -10,7 +12,10 @@ It is read once, by whoever stands at a door, and handed down as a value: tests 
 """
 
 import os
+import stat
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +32,7 @@ class Environment:
     packed_limit: int = 8 << 30  # bytes
     offline: bool = False
     color: bool = True
+    isa: str = "native"  # instruction set to compile the native step for, see native/build.py
     visible_gpus: str | None = None  # as CUDA_VISIBLE_DEVICES has it; None: all
 
     @property
@@ -53,6 +59,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         packed_limit=_packed_limit(values.get("KVANT_PACKED_GIB") or "8"),
         offline=values.get("KVANT_OFFLINE", "").strip().lower() not in FALSE_WORDS,
         color=not values.get("NO_COLOR"),
+        isa=values.get("KVANT_ISA") or "native",
         visible_gpus=values.get("CUDA_VISIBLE_DEVICES"),
     )
 
@@ -79,5 +86,16 @@ def _cache_folder(values: Mapping[str, str]) -> Path:
         if shared and Path(shared).is_absolute():  # the specification tells to ignore relative ones
             return Path(shared) / "kvant"
         return Path.home() / ".cache" / "kvant"
-    except RuntimeError:
-        raise ConfigError("this user has no home folder; set KVANT_CACHE to a folder for models", param="KVANT_CACHE") from None
+    except RuntimeError:  # an id without a user, as containers have
+        return _folder_without_home()
+
+
+def _folder_without_home() -> Path:
+    """A folder of this user's own among the temporary ones. Programs are loaded from it: nobody else may write there."""
+    folder = Path(tempfile.gettempdir()) / f"kvant-{os.getuid()}"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        seen = folder.lstat()
+        if stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.getuid() and not seen.st_mode & 0o022:
+            return folder
+    raise ConfigError(f"this user has no home folder, and {folder} is not private; set KVANT_CACHE", param="KVANT_CACHE")

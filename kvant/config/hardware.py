@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvant.config.compilers import find_compilers
 from kvant.config.environment import read_environment
 
 CPU_FLAGS = (  # the ones that decide which arithmetic is fast, under the names of /proc/cpuinfo
@@ -34,7 +35,6 @@ CPU_FLAGS = (  # the ones that decide which arithmetic is fast, under the names 
     "amx_int8",
     "amx_bf16",
 )
-COMPILERS = ("g++", "clang++", "c++")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Hardware:
     num_cores: int  # physical cores, cut to the CPU quota: what a thread each is worth having for
     memory_total: int  # of the machine, or the cgroup's limit where that is less
     memory_available: int
-    compiler: str | None  # path of a C++ compiler
+    compiler: str | None  # the C++ compiler that comes first
     gpus: tuple[Gpu, ...] = ()
     torch_cuda: str | None = None  # CUDA version that the installed torch was built for; None: a CPU build, or no torch
 
@@ -80,7 +80,7 @@ def detect(
         num_cores=_num_cores(root, cpus),
         memory_total=total,
         memory_available=available,
-        compiler=next((path for name in COMPILERS if (path := which(name))), None),
+        compiler=next((str(compiler) for compiler in find_compilers(which)), None),
         gpus=(gpus or (lambda: _gpus(root)))(),
         torch_cuda=_torch_cuda(),
     )

@@ -11,6 +11,7 @@ What takes memory stands in `config/memory.py`, how KV memory is divided in `con
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
+from kvant.config.compilers import remedy
 from kvant.config.engine import EngineConfig
 from kvant.config.hardware import Gpu, Hardware
 from kvant.config.kv_memory import KVPlan, divide, longest_context, show_bytes
@@ -117,7 +118,7 @@ def choose_executor(config: EngineConfig, hardware: Hardware, device: str) -> Ch
     if device != "cpu" or config.dtype != "auto":
         return Choice("torch")
     if hardware.compiler is None:
-        notice = "no C++ compiler (g++, clang++ or c++) was found, so torch computes, several times slower; install g++"
+        notice = f"no C++ compiler was found, so torch computes, several times slower; {remedy()}"
         return Choice("torch", "executor: torch, because there is no C++ compiler for the native one", notice)
     if config.block_size % NATIVE_BLOCK:
         return Choice("torch", f"executor: torch, because the native one needs a block size of {NATIVE_BLOCK} or its multiple")

@@ -72,6 +72,7 @@ def declare(library: Any) -> None:
         "kvant_vector_level": (int32, []),
         "kvant_tiles_granted": (int32, []),
         "kvant_has_tiles": (int32, [pointer]),
+        "kvant_threads": (int32, [pointer]),
         "kvant_packing_of": (int32, [int32]),
         "kvant_packed_bytes": (int64, [int32, int32, int32]),
         "kvant_pack": (int32, [pointer, pointer, pointer, pointer, int32, int32]),

@@ -124,7 +124,7 @@ static inline void quantize_group(f32x16 low, f32x16 high, int group, int64_t ro
 
 static inline void put_bf16(f32x16 low, f32x16 high, int group, int64_t row, const Activations& a) {
   uint16_t* line = &a.bf16[(((size_t)row / 16 * a.tiles + group) * 16 + row % 16) * 32];
-#if defined(KVANT_AVX512)
+#if defined(KVANT_AMX)
   const __m512bh pair = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
   std::memcpy(line, &pair, 64);
 #else

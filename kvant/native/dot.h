@@ -5,7 +5,7 @@
 //     out[lane] += scale_w[lane] * scale_a * sum_i (c_w[i] - o) c_a[i]  +  minimum_w[lane] * (scale_a * sum_i c_a[i])
 //
 // in the order of the tiles, whatever the number of rows: a row's result does not depend on its company. The weights are
-// unpacked once per block of rows. Three bodies of the same arithmetic: AVX-512 VNNI, AVX2, plain C++.
+// unpacked once per block of rows. Bodies of the same arithmetic: AVX-512 VNNI, AVX2 with VNNI and without, plain C++.
 #pragma once
 
 #include "pack.h"
@@ -141,7 +141,18 @@ static inline void unpack(const uint8_t* tile, uint8_t* quads) {
 // dot[lane] += sum over `count` quads of code * activation, the codes counted from their offset. Exact.
 template <class Tile>
 static inline void dot_quads(const uint8_t* quads, const int8_t* codes, int count, int minus, int32_t* dot) {
-#if defined(KVANT_AVX2)
+#if defined(KVANT_AVXVNNI)
+  __m256i acc[2];
+  acc[0] = acc[1] = _mm256_set1_epi32(Tile::has_minimum ? 0 : minus * (1 << Tile::offset_log2));
+  for (int z = 0; z < count; ++z) {
+    int32_t four;
+    std::memcpy(&four, codes + 4 * z, 4);
+    const __m256i x = _mm256_set1_epi32(four);
+    for (int half = 0; half < 2; ++half)
+      acc[half] = _mm256_dpbusd_avx_epi32(acc[half], _mm256_loadu_si256((const __m256i*)(quads + 64 * z) + half), x);
+  }
+  std::memcpy(dot, acc, 64);
+#elif defined(KVANT_AVX2)
   __m256i acc[2];
   const __m256i ones = _mm256_set1_epi16(1), flip = _mm256_set1_epi8((char)0x80);
   const int start = Tile::has_minimum || Tile::bytewide ? 0 : minus * (1 << Tile::offset_log2);

@@ -51,7 +51,7 @@ class Executor {
         frequencies_(std::move(program.frequencies)), row_floats_(program.row_floats), vocabulary_(program.vocabulary),
         linears_(ops_.size()), pool_(threads), scratch_(threads), counters_(ops_.size()) {
     for (size_t i = 0; i < ops_.size(); ++i)
-      if (ops_[i].kind == LINEAR) linears_[i] = plan_linear(ops_[i], &program.segments[ops_[i].first_segment], threads);
+      if (ops_[i].kind == LINEAR) linears_[i] = plan_linear(ops_[i], &program.segments[ops_[i].first_segment], pool_.size());
     for (const Frequencies& f : frequencies_) angle_floats_ += 2 * f.count;
 #if defined(KVANT_AMX)
     tiles_ = !deterministic && request_tiles();

@@ -1,15 +1,26 @@
 // Threads that run one function together, and the barriers between its phases.
 //
-// The caller is thread 0. A step of a small model takes 2-3 ms and has some 200 barriers, so waiting is spinning: a barrier
-// costs about 0.3 us. After a step the others spin for a moment (the next step is usually near) and then sleep on a condition
-// variable. Spinning gives way (yield) when it lasts, because somebody else may hold the core the awaited thread needs.
+// The caller is thread 0. A step of a small model takes 2-3 ms and has some 200 barriers, so waiting is spinning at first: a
+// barrier costs about 0.3 us. Who waits longer first gives way (yield), since somebody else may hold the core that the awaited
+// thread needs, and then sleeps: a sleeping thread's core is free, and the system moves the awaited thread there. Between
+// steps all but the caller spin for a moment (the next step is usually near) and sleep.
+//
+// What may go wrong. (1) The system gives fewer threads than asked for (limits of users and containers): the pool is then
+// smaller, and `size` says so. (2) A process that forks has the memory of its parent's threads, and none of them: the first
+// run in the child starts new ones. (3) A thread's work throws: every barrier of that run throws, and so does `run`.
 #pragma once
+
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -22,100 +33,158 @@ static inline void pause_cpu() {
 #if defined(__x86_64__)
   _mm_pause();
 #elif defined(__aarch64__)
-  __asm__ volatile("yield");
+  __asm__ volatile("isb");  // some 10 ns, like x86's pause; "yield" does nothing on most cores
 #endif
 }
 
-class Pool {
+// The threads of one process and what they share.
+class Crew {
  public:
-  explicit Pool(int size) : size_(size) {
-    for (int id = 1; id < size; ++id) workers_.emplace_back([this, id] { serve(id); });
+  explicit Crew(int size) {
+    try {
+      for (int id = 1; id < size; ++id) threads_.emplace_back([this, id] { serve(id); });
+    } catch (const std::system_error&) {  // the ones that came up are enough
+    }
+    size_ = 1 + (int)threads_.size();
   }
 
-  ~Pool() {
+  ~Crew() {
     stop_.store(true);
+    epoch_.fetch_add(1);
     wake();
-    for (auto& worker : workers_) worker.join();
+    for (auto& thread : threads_) thread.join();
   }
 
   int size() const { return size_; }
 
-  // Runs work(context, id) on every thread and returns when all are through.
   void run(void (*work)(void*, int), void* context) {
     work_ = work;
     context_ = context;
+    broken_.store(false, std::memory_order_relaxed);
+    arrived_.store(0, std::memory_order_relaxed);
     running_.store(size_ - 1, std::memory_order_relaxed);
+    epoch_.fetch_add(1);
     wake();
-    work(context, 0);
-    for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins) relax(spins);
+    perform(0);
+    await([this] { return running_.load() == 0; }, SPIN);
+    if (broken_.load(std::memory_order_relaxed)) throw std::bad_alloc();
   }
 
-  // Every thread of the pool arrives before any leaves.
   void barrier() {
     if (size_ == 1) return;
     const unsigned turn = turn_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
       arrived_.store(0, std::memory_order_relaxed);
-      turn_.store(turn + 1, std::memory_order_release);
+      turn_.store(turn + 1);
+      wake();
       return;
     }
-    for (int spins = 0; turn_.load(std::memory_order_acquire) == turn; ++spins) relax(spins);
+    await([this, turn] { return turn_.load() != turn || broken_.load(); }, SPIN);
+    if (broken_.load(std::memory_order_relaxed)) throw std::bad_alloc();
   }
 
  private:
-  static constexpr int SPINS_BEFORE_YIELD = 200;  // about 10 us; 4000 took twice as long on a busy machine, equal on a quiet one
+  using Clock = std::chrono::steady_clock;
+  // Pure spinning, then yielding, then sleep.
+  static constexpr auto SPIN = std::chrono::microseconds(10), YIELD = std::chrono::microseconds(200);
   static constexpr auto IDLE_SPIN = std::chrono::microseconds(400);
+  static constexpr int SPINS_PER_LOOK = 16;  // at the clock
 
-  static void relax(int spins) {
-    if (spins < SPINS_BEFORE_YIELD) pause_cpu();
-    else std::this_thread::yield();
+  template <class Ready>
+  void await(Ready ready, Clock::duration spin) {
+    for (int i = 0; i < SPINS_PER_LOOK; ++i) {
+      if (ready()) return;
+      pause_cpu();
+    }
+    const auto start = Clock::now();
+    for (auto now = start; now < start + spin; now = Clock::now())
+      for (int i = 0; i < SPINS_PER_LOOK; ++i) {
+        if (ready()) return;
+        pause_cpu();
+      }
+    for (auto now = start; now < start + YIELD; now = Clock::now()) {
+      if (ready()) return;
+      std::this_thread::yield();
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    sleeping_.fetch_add(1);
+    bell_.wait(lock, ready);
+    sleeping_.fetch_sub(1);
   }
 
+  // After a change that somebody may sleep for. Either the change is seen before sleeping, or the sleeper is seen here: both
+  // sides write first and read then, in one total order.
   void wake() {
-    epoch_.fetch_add(1, std::memory_order_seq_cst);
-    if (sleeping_.load(std::memory_order_seq_cst) > 0) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      bell_.notify_all();
+    if (sleeping_.load() == 0) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    bell_.notify_all();
+  }
+
+  void perform(int id) {
+    try {
+      work_(context_, id);
+    } catch (...) {
+      broken_.store(true);
+      wake();
     }
   }
 
   void serve(int id) {
-    unsigned seen = 0;
-    for (;;) {
-      await(seen);
-      ++seen;
+    for (unsigned seen = 0;; ++seen) {
+      await([this, seen] { return epoch_.load() != seen; }, IDLE_SPIN);
       if (stop_.load()) return;
-      work_(context_, id);
-      running_.fetch_sub(1, std::memory_order_acq_rel);
+      perform(id);
+      if (running_.fetch_sub(1) == 1) wake();
     }
   }
 
-  // Returns once the epoch has moved past `seen`.
-  void await(unsigned seen) {
-    const auto deadline = std::chrono::steady_clock::now() + IDLE_SPIN;
-    for (int spins = 0;; ++spins) {
-      if (epoch_.load(std::memory_order_acquire) != seen) return;
-      pause_cpu();
-      if (spins % 256 == 255 && std::chrono::steady_clock::now() > deadline) break;
-    }
-    std::unique_lock<std::mutex> lock(mutex_);
-    sleeping_.fetch_add(1, std::memory_order_seq_cst);
-    bell_.wait(lock, [&] { return epoch_.load(std::memory_order_seq_cst) != seen; });
-    sleeping_.fetch_sub(1);
-  }
-
-  const int size_;
-  std::vector<std::thread> workers_;
+  int size_ = 1;
+  std::vector<std::thread> threads_;
   void (*work_)(void*, int) = nullptr;
   void* context_ = nullptr;
   alignas(64) std::atomic<unsigned> epoch_{0};
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<unsigned> turn_{0};
   alignas(64) std::atomic<int> running_{0};
-  std::atomic<int> sleeping_{0};
-  std::atomic<bool> stop_{false};
+  alignas(64) std::atomic<int> sleeping_{0};
+  std::atomic<bool> stop_{false}, broken_{false};
   std::mutex mutex_;
   std::condition_variable bell_;
+};
+
+class Pool {
+ public:
+  explicit Pool(int size) : crew_(new Crew(size)), size_(crew_->size()), process_(getpid()) {}
+
+  ~Pool() {
+    if (getpid() != process_) (void)crew_.release();  // nobody is there to be waited for
+  }
+
+  // Threads that came up, the caller included.
+  int size() const { return size_; }
+
+  // Runs work(context, id) on every thread and returns when all are through. Throws where one of them threw, and in a forked
+  // process that cannot have as many threads as its parent had.
+  void run(void (*work)(void*, int), void* context) {
+    if (getpid() != process_) renew();
+    crew_->run(work, context);
+  }
+
+  // Every thread of the pool arrives before any leaves. Throws where one of them will never arrive.
+  void barrier() { crew_->barrier(); }
+
+ private:
+  void renew() {
+    auto crew = std::make_unique<Crew>(size_);
+    if (crew->size() != size_) throw std::bad_alloc();
+    (void)crew_.release();
+    crew_ = std::move(crew);
+    process_ = getpid();
+  }
+
+  std::unique_ptr<Crew> crew_;
+  int size_;
+  pid_t process_;
 };
 
 }  // namespace kvant

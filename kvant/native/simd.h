@@ -4,8 +4,11 @@
 // ymm with AVX2, four with NEON or SSE. Only what the language cannot say (half precision, integer dot products, tiles) uses
 // intrinsics, chosen here by macro:
 //
-//     KVANT_AVX512   AVX-512 with VNNI, BF16, VBMI        KVANT_AMX   and AMX bf16 tiles
-//     KVANT_AVX2     AVX2, FMA, F16C                      neither     portable C++ (also -DKVANT_PORTABLE)
+//     KVANT_AVX512    AVX-512 with VNNI (Cascade Lake and Zen 4 on)
+//     KVANT_AMX       and AMX bf16 tiles, with BF16 and VBMI (Sapphire Rapids on)
+//     KVANT_AVX2      AVX2, FMA, F16C (Haswell and Zen on)
+//     KVANT_AVXVNNI   and VNNI for registers of 32 bytes (Alder Lake on)
+//     none            portable C++: NEON by way of the vector types, or what else there is (also -DKVANT_PORTABLE)
 #pragma once
 
 #include <cmath>
@@ -13,14 +16,16 @@
 #include <cstring>
 
 #if !defined(KVANT_PORTABLE)
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && \
-    defined(__AVX512VNNI__) && defined(__AVX512VBMI__) && defined(__AVX512BF16__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__AVX512VNNI__)
 #define KVANT_AVX512 1
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
+#if defined(__AVX512VBMI__) && defined(__AVX512BF16__) && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
 #define KVANT_AMX 1
 #endif
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define KVANT_AVX2 1
+#if defined(__AVXVNNI__)
+#define KVANT_AVXVNNI 1
+#endif
 #endif
 #endif
 

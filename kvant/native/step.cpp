@@ -48,6 +48,9 @@ int kvant_tiles_granted() {
 
 int kvant_has_tiles(const Executor* e) { return e->tiles(); }
 
+// Threads that came up: fewer than asked for where the system allows no more.
+int kvant_threads(Executor* e) { return e->pool().size(); }
+
 // 3: AVX-512 VNNI, 2: AVX2 with VNNI, 1: AVX2, 0: portable.
 int kvant_vector_level() {
 #if defined(KVANT_AVX512)

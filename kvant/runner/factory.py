@@ -79,7 +79,7 @@ def create_runner(resolved: Resolved, opened: Opened, num_tokens_known: int) -> 
     notices: list[str] = []
     if resolved.executor == "native":
         environment = read_environment()
-        library = load_library(notices.append, environment.cache / "native")
+        library = load_library(notices.append, environment.cache / "native", environment.isa)
         if library is not None:
             load_weights(model, opened.checkpoint.tensors, None)
             network = record(model, resolved.groups).finish(
@@ -88,6 +88,9 @@ def create_runner(resolved: Resolved, opened: Opened, num_tokens_known: int) -> 
                 deterministic=config.deterministic,
                 shelf=shelf_for(opened.checkpoint, environment, notices.append),
             )
+            if network.threads < (config.threads or 1):
+                started = f"{network.threads} of {config.threads} threads could be started"
+                notices.append(f"{started}: this user or container may have no more; slower")
             cache = network.new_cache(resolved.num_blocks)
             return Made(NativeRunner(network, cache, seats, known, opened.config.vocab_size), tuple(notices))
     if config.deterministic:
@@ -95,13 +98,14 @@ def create_runner(resolved: Resolved, opened: Opened, num_tokens_known: int) -> 
             "deterministic needs the native executor: a CPU, dtype auto and a C++ compiler (see kvant doctor)",
             param="deterministic",
         )
+    if find_spec("torch") is None:
+        reason = "; ".join(notices) or "this configuration computes with torch"
+        raise ConfigError(f"{reason}; torch is not installed: pip install 'kvant[torch]'")
     runner, notice = _torch_runner(resolved, opened, model, seats, known)
     return Made(runner, (*notices, *([notice] if notice else [])))
 
 
 def _torch_runner(resolved: Resolved, opened: Opened, model: Any, seats: SeatTable, known: int) -> tuple[Any, str]:
-    if find_spec("torch") is None:
-        raise ConfigError("this configuration computes with torch, which is not installed; pip install 'kvant[torch]'")
     import torch
 
     from kvant.attention.select import choose

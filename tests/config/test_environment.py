@@ -1,5 +1,6 @@
 """What the process's variables mean."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,23 @@ def test_color():
     assert not read_environment({"NO_COLOR": "0"}).color
 
 
-def test_a_user_without_a_home(monkeypatch):
+def test_a_user_without_a_home(monkeypatch, tmp_path):
     def homeless():
         raise RuntimeError
 
     monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = read_environment({}).cache
+    assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
+    assert read_environment({}).cache == folder
+    folder.chmod(0o777)  # somebody else could lay a program there
     with pytest.raises(ConfigError, match="KVANT_CACHE"):
         read_environment({})
+
+
+def test_instruction_set():
+    assert read_environment({}).isa == read_environment({"KVANT_ISA": ""}).isa == "native"
+    assert read_environment({"KVANT_ISA": "avx2"}).isa == "avx2"
 
 
 def test_a_childs_variables(monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 
 from kvant.native import build
 
-ISAS = ("native", "avx512", "avx2", "portable")
+ISAS = [isa for isa in build.ISAS if isa != "avxvnni"]  # AVX2 but for one instruction; test_linear.py compares the two
 
 
 @pytest.fixture(scope="session", params=ISAS)
@@ -15,6 +15,16 @@ def library(request):
 @pytest.fixture(scope="session")
 def native():
     return _load("native")
+
+
+@pytest.fixture(scope="session")
+def avx2():
+    return _load("avx2")
+
+
+@pytest.fixture(scope="session")
+def avxvnni():
+    return _load("avxvnni")
 
 
 @pytest.fixture(scope="session")

@@ -99,6 +99,15 @@ def test_portable_kernels_equal_the_fast_ones(native, portable, format):
 
 
 @pytest.mark.parametrize("format", FORMATS)
+def test_vnni_in_short_registers_gives_the_bits_of_avx2(avx2, avxvnni, format):
+    rng = np.random.default_rng(11)
+    weight = small.random_weight(format, 40, 256, rng)
+    x = rng.normal(size=(7, 256)).astype(np.float32) * 30
+    body = lambda program, v: program.linear(v, [weight])  # noqa: E731
+    np.testing.assert_array_equal(small.apply(avx2, x, body), small.apply(avxvnni, x, body))
+
+
+@pytest.mark.parametrize("format", FORMATS)
 def test_R43_rows_of_the_embedding_equal_the_scalar_reference(library, format):
     weight = small.random_weight(format, 9, 512, np.random.default_rng(5))
     values = np.empty(512, np.float32)
