@@ -58,6 +58,14 @@ def programs() -> dict[str, Path] | None:
     return found if (home() / "build.json").is_file() and all(path.is_file() for path in found.values()) else None
 
 
+def versions() -> dict[str, str]:
+    """What a result says of the peer; nothing where it has not been built. All flags stand in `build.json`."""
+    if programs() is None:
+        return {}
+    note = json.loads((home() / "build.json").read_text())
+    return {"llama.cpp": f"of {note['package']}, {note['compiler']}, GGML_NATIVE, barrier in {Path(note['mended']).name}"}
+
+
 def build(jobs: int) -> dict[str, Path]:
     """Builds what is missing and returns the programs. Raises `BuildError`."""
     if (found := programs()) is not None:

@@ -56,7 +56,7 @@ class Machine:
         return {
             "processor": hardware.cpu_name,
             "cores": hardware.num_cores,
-            "flags": sorted(hardware.cpu_flags),
+            "flags": " ".join(sorted(hardware.cpu_flags)),
             "system": platform.system(),
             "python": platform.python_version(),
         }
