@@ -30,6 +30,7 @@ COMMANDS = {
     "pull": ("kvant.cli.models", "pull"),
     "list": ("kvant.cli.models", "list_"),
     "rm": ("kvant.cli.models", "remove"),
+    "plan": ("kvant.cli.plan", "plan"),
     "explain-config": ("kvant.cli.explain", "explain_config"),
     "doctor": ("kvant.cli.doctor", "doctor"),
 }

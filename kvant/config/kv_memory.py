@@ -44,6 +44,10 @@ class KVPlan:
         """Bytes that pools for one sequence of `length` tokens take, null blocks included."""
         return self._bytes(tuple(1 + blocks for blocks in self.need(length)))
 
+    def num_sequences(self, length: int) -> int:
+        """How many sequences of `length` tokens the divided pools hold at once."""
+        return min((blocks - 1) // need for blocks, need in zip(self.num_blocks, self.need(length), strict=True))
+
     def _need(self, group: CacheGroup, length: int) -> int:
         blocks = -(-length // group.block_size)
         if group.window is None:

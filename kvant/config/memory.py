@@ -18,8 +18,11 @@ ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 CUDA_CONTEXT = 512 << 20  # what the driver and the libraries take on a GPU before the first tensor
 SCORE_ROWS = 128  # prompt positions whose logits exist at the same time: 128 x 49,152 fp32 are 25 MB
-SAMPLER_BYTES = 57  # per logit, at the peak of drawing with every filter in use: tests/sampling/test_memory.py measures it
-SCORE_BYTES = 8  # per logit: itself in fp32, and what the log of the sum of exponentials keeps beside it
+# Per logit, at the peak of drawing with every filter in use; tests/sampling/test_memory.py measures it. The native executor
+# draws row after row, and holds only the logits and a copy to edit.
+SAMPLER_BYTES = {"torch": 57, "native": 8}
+# Per logit of a prompt position: itself in fp32, and with torch what the log of the sum of exponentials keeps beside it.
+SCORE_BYTES = {"torch": 8, "native": 4}
 
 
 class Part(NamedTuple):
@@ -30,10 +33,10 @@ class Part(NamedTuple):
     what: str  # how the number comes about
 
 
-def fixed_parts(config: EngineConfig, model: ModelConfig, weight_bytes: int) -> tuple[Part, ...]:
+def fixed_parts(config: EngineConfig, model: ModelConfig, executor: str, weight_bytes: int) -> tuple[Part, ...]:
     """Everything but the KV blocks. Of `config` device, dtype, tokens per step and sequences must be decided."""
     weights = Part("weights", weight_bytes, "every matrix and vector of the network")
-    step = (_activations(config, model), _sampler(config, model), _logprobs(config, model))
+    step = (_activations(config, model), _sampler(config, model, executor), _logprobs(model, executor))
     if config.device == "cpu":
         return (weights, *step)
     return (Part("context", CUDA_CONTEXT, "the driver and its libraries, before the first tensor"), weights, *step)
@@ -64,14 +67,14 @@ def _activations(config: EngineConfig, model: ModelConfig) -> Part:
     return Part("activations", tokens * row, f"{tokens:,} tokens in one step")
 
 
-def _sampler(config: EngineConfig, model: ModelConfig) -> Part:
+def _sampler(config: EngineConfig, model: ModelConfig, executor: str) -> Part:
     rows = config.max_num_seqs
-    num_bytes = rows * model.vocab_size * SAMPLER_BYTES
+    num_bytes = rows * model.vocab_size * SAMPLER_BYTES[executor]
     return Part("sampler", num_bytes, f"logits of {rows} sequences and what filtering and drawing make of them")
 
 
-def _logprobs(config: EngineConfig, model: ModelConfig) -> Part:
-    num_bytes = SCORE_ROWS * model.vocab_size * SCORE_BYTES
+def _logprobs(model: ModelConfig, executor: str) -> Part:
+    num_bytes = SCORE_ROWS * model.vocab_size * SCORE_BYTES[executor]
     return Part("log-probabilities", num_bytes, f"{SCORE_ROWS} prompt positions scored at a time")
 
 

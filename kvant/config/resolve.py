@@ -45,13 +45,26 @@ class Resolved:
     """An EngineConfig in which every field has a value, and what follows from it for memory."""
 
     config: EngineConfig
-    groups: tuple[CacheGroup, ...]  # the model's, with the config's block size
     executor: str  # "native": the CPU's own executor, if it can be built here; "torch": everywhere
-    num_blocks: tuple[int, ...]  # per group, the null block included
-    kv_bytes: int  # what those blocks take together
+    kv: KVPlan  # the block pools
     memory: tuple[Part, ...]  # everything that takes memory, the KV blocks among it
     reasons: tuple[str, ...]
     notices: tuple[str, ...]
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The layer groups of the model, with the block size of the config."""
+        return self.kv.groups
+
+    @property
+    def num_blocks(self) -> tuple[int, ...]:
+        """Blocks per group, the null block included."""
+        return self.kv.num_blocks
+
+    @property
+    def kv_bytes(self) -> int:
+        """What those blocks take together."""
+        return self.kv.num_bytes
 
 
 def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight_bytes: int) -> Resolved:
@@ -71,15 +84,13 @@ def resolve(config: EngineConfig, model: ModelConfig, hardware: Hardware, weight
         threads=threads.value,
         max_num_batched_tokens=tokens.value,
     )
-    fixed = fixed_parts(config, model, weight_bytes)
+    fixed = fixed_parts(config, model, executor.value, weight_bytes)
     context, plan, memory = _decide_memory(config, model, hardware, fixed)
     choices: tuple[Choice[str] | Choice[int], ...] = (device, executor, dtype, threads, tokens, context, memory)
     return Resolved(
         config=replace(config, max_model_len=context.value, kv_cache_memory_bytes=memory.value),
-        groups=plan.groups,
         executor=executor.value,
-        num_blocks=plan.num_blocks,
-        kv_bytes=plan.num_bytes,
+        kv=plan,
         memory=(*fixed, *kv_parts(plan)),
         reasons=tuple(choice.reason for choice in choices if choice.reason),
         notices=tuple(choice.notice for choice in choices if choice.notice),

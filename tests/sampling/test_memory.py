@@ -1,5 +1,6 @@
 """The memory plan's numbers for drawing and scoring, held against what torch really allocates."""
 
+import tracemalloc
 import weakref
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kvant.config.memory import SAMPLER_BYTES, SCORE_BYTES
-from kvant.sampling import logprobs, sampler
+from kvant.sampling import host, logprobs, sampler
 from kvant.sampling.plan import DrawPlan
 
 ROWS, VOCAB = 16, 4096
@@ -45,16 +46,16 @@ class Peak(TorchDispatchMode):
             del self.holders[key], self.sizes[key]
 
 
-def plan(**changes):
-    values = dict(
-        rows=np.arange(ROWS),
-        indices=np.zeros(ROWS, np.int64),
-        temperature=np.ones(ROWS, np.float32),
-        top_k=np.full(ROWS, VOCAB),
-        top_p=np.full(ROWS, 0.9, np.float32),
-        min_p=np.full(ROWS, 0.01, np.float32),
-        seeds=np.arange(ROWS),
-        positions=np.zeros(ROWS, np.int64),
+def plan(rows=ROWS):
+    return DrawPlan(
+        rows=np.arange(rows),
+        indices=np.zeros(rows, np.int64),
+        temperature=np.ones(rows, np.float32),
+        top_k=np.full(rows, VOCAB),
+        top_p=np.full(rows, 0.9, np.float32),
+        min_p=np.full(rows, 0.01, np.float32),
+        seeds=np.arange(rows),
+        positions=np.zeros(rows, np.int64),
         forbidden=[(0, np.array([1]))],
         biased=[],
         penalised=[],
@@ -62,7 +63,6 @@ def plan(**changes):
         frequency=np.zeros(0, np.float32),
         repetition=np.zeros(0, np.float32),
     )
-    return DrawPlan(**{**values, **changes})
 
 
 def test_drawing_takes_what_the_plan_says():
@@ -71,7 +71,7 @@ def test_drawing_takes_what_the_plan_says():
         logits = (halves * 1).float()  # what the head makes of its product
         sampler.draw(logits, plan())
     per_logit = peak.most / (ROWS * VOCAB)
-    assert 0.95 * SAMPLER_BYTES < per_logit <= SAMPLER_BYTES
+    assert 0.95 * SAMPLER_BYTES["torch"] < per_logit <= SAMPLER_BYTES["torch"]
 
 
 @pytest.mark.parametrize("num_top", [0, 20])
@@ -81,4 +81,18 @@ def test_scoring_takes_what_the_plan_says(num_top):
         logits = (halves * 1).float()
         logprobs.gather(logits, torch.zeros(ROWS, dtype=torch.int64), [num_top] * ROWS)
     # What torch holds inside logsumexp is not seen from here: one fp32 copy.
-    assert 0.7 * SCORE_BYTES < peak.most / (ROWS * VOCAB) <= SCORE_BYTES
+    assert 0.7 * SCORE_BYTES["torch"] < peak.most / (ROWS * VOCAB) <= SCORE_BYTES["torch"]
+
+
+def test_the_native_executor_draws_row_after_row():
+    rows = 128  # so many that what one row needs does not count
+    logits = np.random.default_rng(0).standard_normal((rows, VOCAB), np.float32)
+    host.draw(logits[:1], plan(1))  # what is imported at the first call is not counted
+    tracemalloc.start()
+    try:
+        logits = logits.copy()
+        host.draw(logits, plan(rows))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.9 * SAMPLER_BYTES["native"] < peak / (rows * VOCAB) < 1.1 * SAMPLER_BYTES["native"]
