@@ -9,112 +9,67 @@ llama.cpp runs with and without flash attention in every round; a row keeps the 
 in this process with its defaults, through its engine and its text output. How the rows are measured and how far they are
 to be trusted: docs/benchmarks.md.
 
-    python -m benchmarks.cpu                                          about 20 minutes
-    python -m benchmarks.cpu --rows one_short streams_8 --rounds 5    about 1 minute
+    python -m benchmarks.cpu --output benchmarks/cpu.json             about 25 minutes; replaces every row
+    python -m benchmarks.cpu --rows one_short streams_8 --rounds 5    about 1 minute; with --output, replaces these two
 """
 
 import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Callable
-from datetime import date
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.ours import Kvant, fresh_clone
 from benchmarks.peers import build_llama_cpp
 from benchmarks.peers.llama_cpp import SETTINGS, LlamaCpp
 from benchmarks.peers.machine import QUIET, Machine
-from benchmarks.peers.scenario import Launch, Load, Pace, launch
-from kvant import LLM, SamplingParams
+from benchmarks.peers.scenario import Load, Pace
+from benchmarks.results import ROOT, merge, origin
+from benchmarks.results import Row as Result
+from kvant import SamplingParams
 from kvant.checkpoint.store import resolve_model
-from kvant.engine.outputs import RequestText
-from kvant.types import StepInput
 
-ROOT = Path(__file__).parent.parent
-MAX_LEN = 4608
 START_TOKENS, START_CONTEXT = 8, 2048
 MEAN_GATE, TAIL_GATE = 0.15, 0.5  # of |log-probability - fp32's|: mean and 99th percentile; 8-bit activations cost 0.06-0.1
 NEAR_TIE = 0.5  # two first tokens whose log-probabilities differ less are both right for an engine that rounds
+SMOLLM, GEMMA = "smollm2-135m", "gemma3-270m"
 
 
 class Row(NamedTuple):
-    """One line of the table. `part` is the field of `Pace` that counts."""
+    """One line of the table. `part` is the field of `Pace` that counts; `third`: whether transformers can be measured too."""
 
     scenario: str
     load: Load
     part: str
+    model: str = SMOLLM
+    third: bool = False
 
 
 ROWS = (
-    Row("one_short", Load(1, 0, 128), "decode"),
+    Row("one_short", Load(1, 0, 128), "decode", third=True),
     Row("one_512", Load(1, 512, 64), "decode"),
     Row("one_4k", Load(1, 4096, 64), "decode"),
-    Row("streams_8", Load(8, 128, 64), "decode"),
-    Row("streams_8_with_prompts", Load(8, 128, 64), "whole"),
+    Row("streams_8", Load(8, 128, 64), "decode", third=True),
+    Row("streams_8_with_prompts", Load(8, 128, 64), "whole", third=True),
     Row("streams_32", Load(32, 128, 64), "decode"),
     Row("streams_32_with_prompts", Load(32, 128, 64), "whole"),
-    Row("prompt_512", Load(1, 512, 1), "prompt"),
+    Row("prompt_512", Load(1, 512, 1), "prompt", third=True),
     Row("prompt_4k", Load(1, 4096, 1), "prompt"),
+    Row("gemma_one_short", Load(1, 0, 128), "decode", GEMMA),
+    Row("gemma_streams_8", Load(8, 128, 64), "decode", GEMMA),
+    Row("gemma_streams_8_with_prompts", Load(8, 128, 64), "whole", GEMMA),
 )
 START_ROWS = {"start": "s", "peak_memory": "MB"}
-NAMES = [row.scenario for row in ROWS] + list(START_ROWS)
+FRESH_CLONE, FRESH_ROUNDS = "fresh_clone", 2  # at most: each fetches 150 MB
+UNITS = {**START_ROWS, FRESH_CLONE: "s"}  # of rows where less is better; all others are tok/s
+NAMES = [FRESH_CLONE, *(row.scenario for row in ROWS), *START_ROWS]
 Samples = dict[str, list[dict[str, float]]]  # scenario -> per round: engine -> value
-
-
-class Kvant:
-    """The engine in this process, with its defaults; prompts are computed anew each time, as the peer does."""
-
-    def __init__(self, model: str, threads: int):
-        self.model, self.threads = model, threads
-        self.llm = LLM(model, threads=threads, max_model_len=MAX_LEN, enable_prefix_caching=False)
-        self.ids = self.llm.tokenizer.encode((ROOT / "LICENSE").read_text())
-
-    def prompts(self, load: Load) -> list[list[int]]:
-        """A different part of a text for every stream, from its beginning again where it ends."""
-        count = max(load.prompt, 1)  # an engine cannot go on from nothing; the peer begins at an empty cache
-        return [[self.ids[(stream * 67 + i) % len(self.ids)] for i in range(count)] for stream in range(load.streams)]
-
-    def pace(self, load: Load) -> Pace:
-        """One run of `load`, after a short untimed one (a whole one where only the prompt counts, as llama-bench does)."""
-        self._run(load if load.new == 1 else Load(load.streams, 1, 4))
-        start = time.perf_counter()
-        times = self._run(load)
-        assert all(len(stream) == load.new for stream in times), "a stream ended early"
-        all_began, first_end = max(stream[0] for stream in times), min(stream[-1] for stream in times)
-        decoded = sum(all_began < moment <= first_end for stream in times for moment in stream)
-        return Pace(
-            prompt=load.streams * load.prompt / (all_began - start),
-            decode=decoded / (first_end - all_began) if load.new > 1 else None,
-            whole=load.streams * load.new / (max(stream[-1] for stream in times) - start),
-        )
-
-    def _run(self, load: Load) -> list[list[float]]:
-        """Per stream, the moment of every token. Texts are made, as for a user."""
-        engine, arrival = self.llm.engine, time.monotonic()
-        params = SamplingParams(temperature=0, max_tokens=load.new, ignore_eos=True)
-        requests = [engine.request(ids, params, arrival=arrival) for ids in self.prompts(load)]
-        texts = {request.request_id: RequestText(request, None, self.llm.tokenizer, arrival) for request in requests}
-        times: dict[str, list[float]] = {request.request_id: [] for request in requests}
-        for request in requests:
-            engine.add(request)
-        while engine.has_work():
-            for output in engine.step(StepInput(now=time.monotonic(), messages=engine.inbox.receive())):
-                texts[output.request_id].receive(output, time.monotonic())
-                times[output.request_id] += [time.perf_counter()] * len(output.token_ids)
-        return list(times.values())
-
-    def start(self, prompt: str, tokens: int, context: int) -> Launch:
-        """`kvant run` in a process of its own, as from a terminal."""
-        program = str(Path(sysconfig.get_path("scripts")) / "kvant")
-        sizes = ["--max-tokens", str(tokens), "--max-model-len", str(context), "--threads", str(self.threads)]
-        return launch([program, "run", self.model, "--prompt", prompt, "--temperature", "0", *sizes])
 
 
 def reference(model: str) -> list[dict[str, Any]]:
@@ -140,31 +95,43 @@ def check_equal(kvant: Kvant, peer: LlamaCpp, items: list[dict[str, Any]]) -> di
     return {"kvant_mean": round(mean, 4), "kvant_p99": round(tail, 4), "count": len(away), "llama.cpp": answer}
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace) -> list[Result]:
     """All rounds of the wanted rows."""
     programs = build_llama_cpp.programs()
     if programs is None:
         sys.exit("error: llama.cpp has not been built; run: python -m benchmarks.peers.build_llama_cpp (12 minutes)")
-    file = Path(str(resolve_model(arguments.model)))
-    kvant, peer = Kvant(arguments.model, arguments.threads), LlamaCpp(programs, file, arguments.threads)
-    items = reference(arguments.model)
-    equality = check_equal(kvant, peer, items)
-    print(f"equality: {equality}", flush=True)
+    samples: Samples = {name: [] for name in arguments.rows}
+    if FRESH_CLONE in samples:  # first: whoever has no package index should not learn it after twenty minutes
+        for number in range(min(arguments.rounds, FRESH_ROUNDS)):
+            record(number, samples, {FRESH_CLONE: {"kvant": fresh_clone(reference(SMOLLM)[0]["prompt"]).seconds}})
+    rows = [row for row in ROWS if row.scenario in samples]
+    starts = samples.keys() & START_ROWS.keys()
+    models = dict.fromkeys([row.model for row in rows] + [SMOLLM] * bool(starts))
+    benches = {model: bench(model, programs, arguments) for model in models}
+    for number in range(arguments.rounds):
+        for model, load in dict.fromkeys((row.model, row.load) for row in rows):
+            wanted = [row for row in rows if (row.model, row.load) == (model, load)]
+            record(number, samples, benches[model].paces(load, wanted, number))
+        if starts:
+            measured = benches[SMOLLM].starts(reference(SMOLLM)[0], number)
+            record(number, samples, {scenario: measured[scenario] for scenario in starts})
+    of = {row.scenario: row.model for row in ROWS}
+    found = [summary(name, of.get(name, SMOLLM), samples[name]) for name in samples]
+    return [row | {"equality": benches[row["model"]].equality} if row["peer"] else row for row in found]
+
+
+def bench(model: str, programs: dict[str, Path], arguments: argparse.Namespace) -> "Bench":
+    """The engines for `model`, after they were found to compute the same function."""
+    file = Path(str(resolve_model(model)))
+    kvant, peer = Kvant(model, arguments.threads), LlamaCpp(programs, file, arguments.threads)
+    equality = check_equal(kvant, peer, reference(model))
+    print(f"equality, {model}: {equality}", flush=True)
     third = None
-    if arguments.transformers:
+    if arguments.transformers and model == SMOLLM:
         from benchmarks.peers.hf import Transformers
 
         third = Transformers(file, arguments.threads)
-    bench = Bench(kvant, peer, third, Machine(), arguments.patience)
-    samples: Samples = {name: [] for name in arguments.rows}
-    for number in range(arguments.rounds):
-        for load in dict.fromkeys(row.load for row in ROWS if row.scenario in samples):
-            wanted = {row.scenario: row.part for row in ROWS if row.load == load and row.scenario in samples}
-            record(number, samples, bench.paces(load, wanted, number))
-        if wanted := samples.keys() & START_ROWS.keys():
-            starts = bench.starts(items[0], number)
-            record(number, samples, {scenario: starts[scenario] for scenario in wanted})
-    return {"equality": equality, "rows": [summary(*entry) for entry in samples.items()]}
+    return Bench(kvant, peer, third, Machine(), arguments.patience, equality)
 
 
 class Bench(NamedTuple):
@@ -175,18 +142,18 @@ class Bench(NamedTuple):
     third: Any  # Transformers, whose import costs seconds; or None
     machine: Machine
     patience: float
+    equality: dict[str, Any]
 
-    def paces(self, load: Load, wanted: dict[str, str], number: int) -> dict[str, dict[str, float]]:
+    def paces(self, load: Load, wanted: list[Row], number: int) -> dict[str, dict[str, float]]:
         """One run of every engine: per wanted row, its part of each."""
         engines: dict[str, Callable[[], Pace]] = {"kvant": lambda: self.kvant.pace(load)}
         for setting in SETTINGS:
             engines[f"llama.cpp {setting}"] = partial(self.peer.pace, load, setting)
-        if self.third is not None:
+        if self.third is not None and any(row.third for row in wanted):
             engines["transformers"] = lambda: self.third.pace(load, self.kvant.prompts(load))
         paces, others = self._in_turn(engines, number)
         return {
-            scenario: {name: getattr(pace, part) for name, pace in paces.items()} | {"others": others}
-            for scenario, part in wanted.items()
+            row.scenario: {name: getattr(pace, row.part) for name, pace in paces.items()} | {"others": others} for row in wanted
         }
 
     def starts(self, item: dict[str, Any], number: int) -> dict[str, dict[str, float]]:
@@ -227,71 +194,77 @@ def record(number: int, samples: Samples, measured: dict[str, dict[str, float]])
     for scenario, values in measured.items():
         samples[scenario].append(values)
         print(
-            f"round {number} {scenario:24s}" + "".join(f"{name} {value:.4g}   " for name, value in values.items()), flush=True
+            f"round {number} {scenario:30s}" + "".join(f"{name} {value:.4g}   " for name, value in values.items()), flush=True
         )
 
 
-def summary(scenario: str, rounds: list[dict[str, float]]) -> dict[str, Any]:
+def summary(scenario: str, model: str, rounds: list[dict[str, float]]) -> Result:
     """Medians, ranges and ratios. A ratio above 1 is in Kvant's favour, whether more is better or less."""
-    unit = START_ROWS.get(scenario, "tok/s")
-    sign = -1 if scenario in START_ROWS else 1
+    sign = -1 if scenario in UNITS else 1
     medians = {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
-    best = max((name for name in medians if name.startswith("llama.cpp")), key=lambda name: sign * medians[name])
-    row = {"scenario": scenario, "unit": unit, "others_cores": spread([r["others"] for r in rounds])}
-    row["value"] = spread([r["kvant"] for r in rounds])
-    for name, peer in (("llama.cpp", best), ("transformers", "transformers")):
-        if peer in medians:
-            ratios = [(r["kvant"] / r[peer]) ** sign for r in rounds]
-            row[name] = {"value": spread([r[peer] for r in rounds]), "ratio": spread(ratios)}
-    if best != "llama.cpp":
-        row["llama.cpp"]["flash_attention"] = best.split()[1]
-    return row
+    peers = [name for name in medians if name.startswith("llama.cpp")]
+    best = max(peers, key=lambda name: sign * medians[name], default=None)
+    result: Result = {"scenario": scenario, "model": model, "value": rounded(medians["kvant"])}
+    result["unit"] = UNITS.get(scenario, "tok/s")
+    spread = {"value": spread_of([r["kvant"] for r in rounds])}
+    beside = against(rounds, best, sign) if best else {"peer_value": None, "ratio": None, "spread": {}}
+    result |= {"peer": "llama.cpp" if best else None, "peer_value": beside["peer_value"], "ratio": beside["ratio"]}
+    result |= {"spread": spread | beside["spread"], "rounds": len(rounds)}
+    if best and best != "llama.cpp":
+        result["flash_attention"] = best.split()[1]
+    if "transformers" in medians:
+        result["transformers"] = against(rounds, "transformers", sign)
+    if "others" in medians:
+        result["others_cores"] = {"median": rounded(medians["others"]), "most": rounded(max(r["others"] for r in rounds))}
+    return result
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    ordered = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    return {name: float(f"{value:.4g}") for name, value in ordered.items()}
+def against(rounds: list[dict[str, float]], peer: str, sign: int) -> Result:
+    """One peer's median, the median of the rounds' ratios, and the range of both."""
+    values, ratios = [r[peer] for r in rounds], [(r["kvant"] / r[peer]) ** sign for r in rounds]
+    ranges = {"peer_value": spread_of(values), "ratio": spread_of(ratios)}
+    return {"peer_value": rounded(statistics.median(values)), "ratio": rounded(statistics.median(ratios)), "spread": ranges}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = [f"{'':32s}{'Kvant':>8s}{'llama.cpp':>12s}   ratio (range)        cores that others used"]
+def spread_of(values: list[float]) -> list[float]:
+    return [rounded(min(values)), rounded(max(values))]
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def table(rows: list[Result]) -> str:
+    lines = [f"{'':38s}{'Kvant':>8s}{'llama.cpp':>12s}   ratio (range)        cores that others used, at most"]
     for row in rows:
-        peer = row["llama.cpp"]
         name = f"{row['scenario']} [{row['unit']}]"
-        medians = f"{row['value']['median']:>8.4g}{peer['value']['median']:>12.4g}"
-        ratio = "{median:.2f} ({min:.2f}-{max:.2f})".format(**peer["ratio"])
-        others = "{median:.2f} ({min:.2f}-{max:.2f})".format(**row["others_cores"])
-        setting = f"   flash attention {peer['flash_attention']}" if "flash_attention" in peer else ""
-        lines.append(f"{name:32s}{medians}   {ratio:18s}   {others}{setting}")
+        text = f"{name:38s}{row['value']:>8.4g}"
+        if row["peer"]:
+            ratio = "{:.2f} ({:.2f}-{:.2f})".format(row["ratio"], *row["spread"]["ratio"])
+            text += f"{row['peer_value']:>12.4g}   {ratio:18s}   {row['others_cores']['most']:.2f}"
+        if "flash_attention" in row:
+            text += f"   flash attention {row['flash_attention']}"
+        if "transformers" in row:
+            text += f"   transformers {row['transformers']['peer_value']:.4g}, ratio {row['transformers']['ratio']:.2f}"
+        lines.append(text)
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", nargs="+", choices=NAMES, default=NAMES, metavar="ROW", help=", ".join(NAMES))
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--model", default="smollm2-135m", help="an alias with a reference in tests/data")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--patience", type=float, default=0, metavar="S", help="per measurement, wait and repeat for quiet")
-    parser.add_argument("--transformers", action="store_true", help="measure transformers (bf16) as well")
-    parser.add_argument("--output", type=Path, help="write a JSON file")
+    parser.add_argument("--transformers", action="store_true", help="measure transformers (bf16) as well, in some rows")
+    parser.add_argument("--output", type=Path, help="a JSON file, whose other rows are kept")
     arguments = parser.parse_args()
     measured = measure(arguments)
-    describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    commit = subprocess.run(describe, capture_output=True, text=True, cwd=ROOT).stdout.strip()
+    print(table(measured))
     names = ("kvant", "numpy", *(("torch", "transformers") if arguments.transformers else ()))
-    result = {
-        "date": date.today().isoformat(),
-        "commit": commit,
-        "model": arguments.model,
-        "machine": Machine.describe() | {"threads": arguments.threads},
-        "versions": {name: version(name) for name in names} | json.loads((build_llama_cpp.home() / "build.json").read_text()),
-        "rounds": arguments.rounds,
-        **measured,
-    }
-    print(table(result["rows"]))
+    versions = {name: version(name) for name in names} | build_llama_cpp.versions()
     if arguments.output:
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+        merge(arguments.output, [row | origin(arguments.threads, versions) for row in measured], NAMES)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A small process that starts a program and watches it: time to its first byte, its memory, its text.
 
-    python -I launcher.py PROGRAM ARGUMENTS...      prints {"first_byte": s, "peak_bytes": n, "exit_code": n, "text": "..."}
+    python -I launcher.py PROGRAM ARGUMENTS...
+    prints {"first_byte": s, "seconds": s, "peak_bytes": n, "exit_code": n, "text": "..."}
 
 Why a process of its own: a program's largest resident size, as the kernel reports it, begins with that of the process that
 started it. A benchmark that holds a model would lend its hundreds of megabytes to whatever it starts; this one holds ten.
@@ -24,9 +25,11 @@ def watch(command: list[str]) -> dict[str, object]:
     written += process.stdout.read()
     # Not process.wait(): only this call says how much memory the process held.
     _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
     process.returncode = os.waitstatus_to_exitcode(status)
     return {
         "first_byte": first_byte,
+        "seconds": seconds,
         "peak_bytes": usage.ru_maxrss * 1024,
         "exit_code": process.returncode,
         "text": written.decode(errors="replace").strip(),

@@ -32,14 +32,20 @@ class Launch(NamedTuple):
     """One run of a program."""
 
     first_byte: float  # seconds from the start of the process
+    seconds: float  # until it ended
     peak_bytes: int  # largest resident memory
     text: str  # what it wrote
 
 
-def launch(command: list[str]) -> Launch:
-    """Runs `command`. Raises where it fails or says nothing."""
+def launch(command: list[str], environment: dict[str, str] | None = None) -> Launch:
+    """Runs `command`, with this process's variables unless told otherwise. Raises where it fails or says nothing."""
     watcher = [sys.executable, "-I", str(Path(__file__).with_name("launcher.py"))]
-    seen = json.loads(subprocess.run([*watcher, *command], stdout=subprocess.PIPE, check=True).stdout)
-    if seen["exit_code"] or not seen["text"]:
-        raise RuntimeError(f"exit code {seen['exit_code']}: {' '.join(command)}")
-    return Launch(seen["first_byte"], seen["peak_bytes"], seen["text"])
+    seen = json.loads(run([*watcher, *command], environment))
+    if seen.pop("exit_code") or not seen["text"]:
+        raise RuntimeError(f"it failed or said nothing: {' '.join(command)}")
+    return Launch(**seen)
+
+
+def run(command: list[str], environment: dict[str, str] | None = None) -> bytes:
+    """What `command` writes. Raises where it fails."""
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment).stdout
