@@ -1,6 +1,6 @@
 """Attention on an NVIDIA GPU through our own kernels, straight from the blocks.
 
-    rows with one query       kernels/paged_decode.py, cut over the length of the cache
+    rows with one query       kernels/paged_decode.py, cut over the length of the cache; it turns and stores what is new, too
     chunks                    kernels/gathered_prefill.py where the copying pays, else kernels/paged_prefill.py
 
 What kind of rows a step has is known on the host; everything else, lengths above all, is read on the device. A step of
@@ -59,20 +59,24 @@ class TritonAttention:
     def attend(self, q: Any, k: Any, v: Tensor, rule: AttentionRule) -> Tensor:
         """`q` [T, N, H], `k`, `v` [T, K, H] of the new tokens -> [T, N, H]; the cache holds their keys and values then.
 
-        Queries and keys may still have to be normed and turned: that, and the write, is one launch.
+        Queries and keys may still have to be normed and turned. That, and the write to the cache, is part of the attention
+        where all rows are decode rows, and a launch of its own where not.
         """
         number, _ = self.storage.place[rule.layer]
         keys, values = self.storage.of_layer(rule.layer)
         slots = self.batch.groups[number].slot_mapping
         q, k, norms, rotation = untangle(q, k)
-        return self._attend_stored(rotary_and_store(q, k, v, self.batch.positions, rotation, slots, keys, values, norms), rule)
+        if not self.kind.chunks:
+            return self._attend(q, rule, paged_decode.Fresh(k, v, self.batch.positions, slots, norms, rotation))
+        return self._attend(rotary_and_store(q, k, v, self.batch.positions, rotation, slots, keys, values, norms), rule)
 
-    def _attend_stored(self, q: Tensor, rule: AttentionRule) -> Tensor:
+    def _attend(self, q: Tensor, rule: AttentionRule, fresh: paged_decode.Fresh | None = None) -> Tensor:
+        """Over a cache that holds the new tokens already, unless they are `fresh`."""
         number, _ = self.storage.place[rule.layer]
         group = self.batch.groups[number]
         keys, values = self.storage.of_layer(rule.layer)
         paged = Paged(
-            q.contiguous(),
+            q,
             keys,
             values,
             group.block_table,
@@ -81,9 +85,9 @@ class TritonAttention:
             group.kv_lens,
         )
         scores = Scores(rule.scale, rule.window, rule.soft_cap)
-        out = torch.empty_like(paged.q)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if self.kind.decode:
-            paged_decode.paged_decode(paged, scores, self._plan(number, paged, rule.window), out)
+            paged_decode.paged_decode(paged, scores, self._plan(number, paged, rule.window), out, fresh)
         if self.kind.chunks:
             gathered = self._gather(number, paged, rule.window)
             if gathered is None:

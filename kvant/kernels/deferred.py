@@ -6,9 +6,9 @@ one row, and inside the addition before it when there are many. So it returns wh
     x + o_proj(h)          one row: product and addition in one launch      else: a Sum, which the next norm adds up
     qkv(norm(x))           one row: the norm inside the product             else: addition and norm in one launch
     gate(gate_up(norm(x))) one row: norm, product and gate in one launch
-    attend(rotate(norm(q)), rotate(norm(k)), v)      norms, turn and the write to the cache in one launch
+    attend(rotate(norm(q)), rotate(norm(k)), v)      norms, turn and the write to the cache in one launch, or in none
 
-A family's file says `x + attention(norm(x))` and gets all of it. Launches of a decode layer: six for one row, nine for more.
+A family's file says `x + attention(norm(x))` and gets all of it. Launches of a decode layer: five for one row, eight for more.
 A deferred value knows the operators that a recorded one knows (native/program.py): `+`, `*` by a number, `split`, `reshape`;
 `now` makes a tensor of anything. Nothing here imports torch before a tensor is there.
 """

@@ -78,7 +78,7 @@ def rotary_and_store_reference(
 
 
 @triton.jit
-def _angles(positions, inv_freq, scale, token, inside, pair, TURNING: tl.constexpr, SCALED: tl.constexpr):
+def angles(positions, inv_freq, scale, token, inside, pair, TURNING: tl.constexpr, SCALED: tl.constexpr):
     """cos and sin [tokens, pairs]; 1 and 0 from pair TURNING on.
 
     The angle is brought into [-pi, pi] first, where the hardware's cos and sin are exact to 1e-6; 2 pi is subtracted in three
@@ -162,7 +162,7 @@ def _rotary_and_store_kernel(
     inside = token < num_tokens
     cos, sin = 1.0, 0.0
     if TURNING > 0:
-        cos, sin = _angles(positions, inv_freq, scale, token, inside, pair, TURNING, SCALED)
+        cos, sin = angles(positions, inv_freq, scale, token, inside, pair, TURNING, SCALED)
     wide = token.to(tl.int64)
     one, other = _members(pair, HALF, TURNING)
 
@@ -201,7 +201,7 @@ def rotary_and_store_triton(
     tokens, heads, size = q.shape
     kv_heads = k.shape[1]
     out = torch.empty((tokens, heads, size), dtype=q.dtype, device=q.device)
-    q, k, v = (_rows(x) for x in (q, k, v))
+    q, k, v = (rows_of(x) for x in (q, k, v))
     per_program = 1 if tokens <= 64 else 8
     if tokens == 0:
         return out
@@ -238,7 +238,7 @@ def rotary_and_store_triton(
     return out
 
 
-def _rows(x: Tensor) -> Tensor:
+def rows_of(x: Tensor) -> Tensor:
     """Heads [T, N, H] side by side within a row, as a slice of the fused projection has them."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 

@@ -63,8 +63,11 @@ CASES = [
     ),
     (
         paged_decode._decode_kernel,
-        ATTENTION | dict(ends=I, arrived=I, shares=F) | SCORES,
-        HEADS | dict(ROWS=16, MEMBERS=4, TILE=64, LEAST=2, AT_ONCE=8),
+        ATTENTION
+        | dict(k_new=B, v_new=B, positions=L, inv_freq=F, q_weight=F, k_weight=F, slots=L, ends=I, arrived=I, shares=F)
+        | dict(eps="fp32", turn_scale="fp32", q_stride=NUMBER, k_stride=NUMBER, v_stride=NUMBER)
+        | SCORES,
+        HEADS | dict(ROWS=16, MEMBERS=4, TILE=64, LEAST=2, AT_ONCE=8) | dict(FRESH=True, TURNING=48, NORM=True, SCALED=True),
         dict(num_warps=4, num_stages=3),
     ),
     (

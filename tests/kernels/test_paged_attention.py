@@ -5,7 +5,8 @@ import torch
 
 from kvant.kernels import gathered_prefill, paged_decode, paged_prefill
 from kvant.kernels.paged_attention import Paged, Scores, paged_attention_reference
-from tests.kernels.compare import DTYPES, assert_close
+from kvant.kernels.rotary import HeadNorms, Rotation, rotary_and_store_reference
+from tests.kernels.compare import DEVICE, DTYPES, assert_close, rand
 from tests.kernels.paged import paged
 
 DECODE = paged_decode.Cut(parts=3, least=1, tile=16, warps=4, stages=2)
@@ -74,3 +75,36 @@ def test_ends_of_the_plan():
     case = paged([(1, 33), (2, 64), (1, 1), (1, 48)])
     assert paged_decode.plan(case, None, DECODE).ends.tolist() == [3, 3, 4, 7]
     assert paged_decode.plan(case, 16, DECODE).ends.tolist() == [2, 2, 3, 4]
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("turning", "scale"), [(16, 1.0), (6, 1.4), (0, 1.0)])
+@pytest.mark.parametrize("scores", [Scores(0.3), Scores(0.3, window=20), Scores(0.3, soft_cap=2.0)])
+def test_fresh_keys_are_normed_turned_and_stored(scores, turning, scale, dtype, normed):
+    """Equal to turning and storing first; every slot that is not a new token's keeps what it had."""
+    if dtype != torch.float32 and (normed or turning != 16):
+        pytest.skip("one case per dtype")
+    case = paged([(1, 1), (1, 40), (1, 65), (1, 20)], size=16, dtype=dtype)
+    tokens, size = 4, 16
+    row = rand(tokens, 8 * size, dtype=dtype)
+    q, k, v = (x.reshape(tokens, -1, size) for x in row.split((4 * size, 2 * size, 2 * size), -1))
+    positions = case.kv_lens.long() - 1
+    slots = case.block_table[torch.arange(tokens, device=DEVICE), positions // 16].long() * 16 + positions % 16
+    rotation = Rotation(100.0 ** (-torch.arange(turning // 2, device=DEVICE) * 2 / turning), scale) if turning else None
+    norms = HeadNorms(rand(size), rand(size), 1e-6) if normed else None
+    keys, values = case.keys.clone(), case.values.clone()
+    turned = rotary_and_store_reference(q, k, v, positions, rotation, slots, keys, values, norms)
+    expected = paged_attention_reference(case._replace(q=turned, keys=keys, values=values), scores)
+    case.keys[slots] = case.values[slots] = float("nan")
+    out = torch.full((tokens, 4, size), float("nan"), dtype=dtype, device=DEVICE)
+    for cut in (paged_decode.Cut(1, 1, 32, 4, 2), paged_decode.Cut(5, 1, 16, 4, 2)):
+        plan = paged_decode.plan(case, scores.window, cut)
+        fresh = paged_decode.Fresh(k, v, positions, slots, norms, rotation)
+        paged_decode.paged_decode(case._replace(q=q), scores, plan, out, fresh)
+        assert_close(out, expected, slack=3)
+        assert_close(case.keys[slots], keys[slots], slack=2)
+        assert torch.equal(case.values[slots], values[slots])
+        case.keys[slots] = keys[slots]
+        assert torch.equal(case.keys.nan_to_num(-7.0), keys.nan_to_num(-7.0))
+        case.keys[slots] = float("nan")
