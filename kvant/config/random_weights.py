@@ -23,11 +23,13 @@ class RandomTensor(StoredTensor):
     """A StoredTensor of F32, F16 or BF16 whose `raw` is made anew whenever it is asked for."""
 
     __slots__ = ("center", "seed", "width")
+    seed: int
+    center: float
+    width: float  # of the interval around `center`
 
     def __init__(self, name: str, format: str, shape: tuple[int, ...], seed: int, center: float, width: float):
-        for key, value in (("name", name), ("format", format), ("shape", shape)):
-            object.__setattr__(self, key, value)
-        for key, value in (("seed", seed), ("center", center), ("width", width)):
+        fields = {"name": name, "format": format, "shape": shape, "seed": seed, "center": center, "width": width}
+        for key, value in fields.items():
             object.__setattr__(self, key, value)
 
     @property

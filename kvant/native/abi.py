@@ -84,6 +84,7 @@ def declare(library: Any) -> None:
         "kvant_hidden": (pointer, [pointer]),
         "kvant_hidden_stride": (int64, [pointer]),
         "kvant_summarize": (None, [pointer, pointer, int64, int32, int32, pointer, pointer, pointer, pointer]),
+        "kvant_profile": (None, [pointer, pointer]),
         "kvant_read_seconds": (ctypes.c_double, [pointer, int64, int32, int32]),
         "kvant_product_rate": (ctypes.c_double, [int32, int32]),
         "kvant_top_k": (None, [pointer, pointer, int64, int32, int32, int32, pointer, pointer]),

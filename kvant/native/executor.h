@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <utility>
 #include <vector>
 
@@ -64,6 +65,10 @@ class Executor {
   const float* hidden() const { return at(ops_.back().in0, 0); }
   int64_t hidden_stride() const { return views_[ops_.back().in0].stride; }
   Pool& pool() { return pool_; }
+
+  // From now on the time of every operation is added to its entry of `times` [operations, the head last]: what passes on the
+  // first thread, waiting for the others included. Null: no more.
+  void profile(int64_t* times) { times_ = times; }
 
   // Runs every operation but the last (the head), then the head where logits are wanted.
   int run(const Batch& batch) {
@@ -167,15 +172,32 @@ class Executor {
       if (copy_blocks(id)) pool_.barrier();
       const auto [from, to] = rows_of(id, batch_.tokens);
       for (int t = from; t < to; ++t) angles(t);
-      for (int i = 0; i < (int)ops_.size() - 1; ++i) before = operation(i, id, before);
+      int64_t since = times_ && id == 0 ? nanoseconds() : 0;
+      for (int i = 0; i < (int)ops_.size() - 1; ++i) {
+        before = operation(i, id, before);
+        if (times_ && id == 0) since = count_time(i, since);
+      }
     }
     if (batch_.logit_count && batch_.logits) {
       pool_.barrier();
+      const int64_t since = times_ && id == 0 ? nanoseconds() : 0;
       head_product(id);
+      if (times_ && id == 0) count_time((int)ops_.size() - 1, since);
     }
 #if defined(KVANT_AMX)
     if (tiles_) release_tiles();
 #endif
+  }
+
+  static int64_t nanoseconds() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+
+  // Adds what passed since `since` to operation i; returns the time now.
+  int64_t count_time(int i, int64_t since) {
+    const int64_t now = nanoseconds();
+    times_[i] += now - since;
+    return now;
   }
 
   Split operation(int i, int id, Split before) {
@@ -336,6 +358,7 @@ class Executor {
   std::vector<Linear> linears_;
   int angle_floats_ = 0;
   bool tiles_ = false, body_ = true;
+  int64_t* times_ = nullptr;  // of `profile`
 
   Pool pool_;
   std::vector<Scratch> scratch_;

@@ -118,6 +118,15 @@ class NativeModel:
         self._functions.kvant_top_k(self._handle, abi.address(logits), logits.strides[0] // 4, rows, count, k, *outs)
         return ids, values
 
+    def profile(self) -> np.ndarray:
+        """From now on, every run adds the nanoseconds of each of `operations` to its entry of the array returned: int64.
+
+        Measured on the first thread, its waiting for the others included.
+        """
+        self._times = np.zeros(len(self.operations), np.int64)
+        self._functions.kvant_profile(self._handle, abi.address(self._times))
+        return self._times
+
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def _point(self, batch: Batch, cache: NativeCache, logits: bool) -> list[np.ndarray]:

@@ -123,6 +123,9 @@ void kvant_top_k(Executor* e, const float* logits, int64_t stride, int rows, int
   for_rows(e, rows, [&](int row) { kvant::top_k_row(logits + row * stride, count, k, ids + (int64_t)row * k, values + (int64_t)row * k); });
 }
 
+// Adds the nanoseconds of every operation to `times` from now on; null: no more.
+void kvant_profile(Executor* e, int64_t* times) { e->profile(times); }
+
 // What the machine reaches at best (ceilings.h): seconds for `rounds` readings of data [words]; operations per second.
 double kvant_read_seconds(const uint64_t* data, int64_t words, int rounds, int threads) {
   kvant::Pool pool(threads);
