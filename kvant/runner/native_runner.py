@@ -18,6 +18,8 @@ from kvant.types import Schedule, TokenLogprobs
 class NativeRunner:
     """Runs one recorded network on the CPU."""
 
+    executor = "native"
+
     def __init__(self, model: Any, cache: Any, seats: SeatTable, num_tokens_known: int, embedding_rows: int):
         self.model = model  # native.executor.NativeModel
         self.cache = cache

@@ -26,6 +26,8 @@ from kvant.types import Schedule, TokenLogprobs
 class TorchRunner:
     """Runs one network with torch on one device."""
 
+    executor = "torch"
+
     def __init__(self, model: Any, storage: KVStorage, seats: SeatTable, attention: Any, num_tokens_known: int):
         self.model = model
         self.storage = storage
