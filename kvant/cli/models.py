@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvant.checkpoint.download import Progress as Report
+from kvant.checkpoint.kept import forget, total_bytes
 from kvant.checkpoint.store import list_models, pull_model, remove_model, resolve_model
 from kvant.cli.doors import Doors
 from kvant.cli.screen import Screen, columns
@@ -47,7 +48,7 @@ def pull(doors: Doors, model: str) -> None:
 @click.pass_obj
 def remove(doors: Doors, model: str) -> None:
     """Delete a model from the store."""
-    freed = remove_model(model, doors.environment)
+    freed = remove_model(model, doors.environment) + forget(doors.environment.packed)
     doors.screen.line(f"{model} is removed; {show_bytes(freed)} are free again")
 
 
@@ -57,6 +58,8 @@ def list_(doors: Doors) -> None:
     """List the models that are here, and those that can be fetched."""
     for line in columns(model_rows(doors)):
         doors.screen.line(line)
+    if packed := total_bytes(doors.environment.packed):
+        doors.screen.line(f"packed for this CPU  {show_bytes(packed)}  {doors.environment.packed}")
 
 
 def model_rows(doors: Doors) -> list[list[str]]:

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvant.cli.answer import numbers, show
-from kvant.cli.chat import Chat, describe
 from kvant.cli.doors import Doors
 from kvant.cli.history import conversation, within
-from kvant.cli.message import history
 from kvant.cli.models import fetched, model_argument
 from kvant.cli.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, chosen, config_file, generated, layers
 from kvant.config.engine import DEFAULT_MODEL, EngineConfig
@@ -22,6 +20,7 @@ from kvant.config.sampling import SamplingParams
 from kvant.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
+    from kvant.cli.chat import Chat
     from kvant.llm import LLM
 
 # Any of these says that the answer shall be drawn, not taken greedily.
@@ -79,6 +78,8 @@ def run(
     templated = _templated(doors, llm, raw, system)
     params = sampling_for(sampling, llm.default_sampling, chat=question is None, templated=templated)
     if question is None:
+        from kvant.cli.chat import Chat
+
         chat = Chat(llm, doors.screen, params, system=system, templated=templated, plain=plain)
         _talk(doors, chat, options.model, keep)
         return
@@ -142,7 +143,10 @@ def _templated(doors: Doors, llm: "LLM", raw: bool, system: str) -> bool:
     return False
 
 
-def _talk(doors: Doors, chat: Chat, model: str, keeps_history: bool) -> None:
+def _talk(doors: Doors, chat: "Chat", model: str, keeps_history: bool) -> None:
+    from kvant.cli.chat import describe
+    from kvant.cli.message import history
+
     llm = chat.llm
     origin = " (recommended by the model)" if llm.default_sampling else ""
     doors.screen.aside(f"{model} · context {llm.max_model_len} tokens · {describe(chat.sampling)}{origin} · /help")

@@ -13,7 +13,6 @@ It is read once, by whoever stands at a door, and handed down as a value: tests 
 
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -86,12 +85,16 @@ def _cache_folder(values: Mapping[str, str]) -> Path:
         if shared and Path(shared).is_absolute():  # the specification tells to ignore relative ones
             return Path(shared) / "kvant"
         return Path.home() / ".cache" / "kvant"
-    except RuntimeError:  # an id without a user, as containers have
-        return _folder_without_home()
+    except RuntimeError:
+        if own:  # what was asked for is not replaced by anything
+            raise ConfigError(f"KVANT_CACHE={own}: there is no such user; set it to a folder", param="KVANT_CACHE") from None
+        return _folder_without_home()  # an id without a user, as containers have
 
 
 def _folder_without_home() -> Path:
     """A folder of this user's own among the temporary ones. Programs are loaded from it: nobody else may write there."""
+    import tempfile
+
     folder = Path(tempfile.gettempdir()) / f"kvant-{os.getuid()}"
     with suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -76,7 +76,7 @@ def character_bpe(tokens: Sequence[str], kinds: Sequence[int], merges: Sequence[
 def _mergeable(tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, int]:
     """Control and user-defined tokens stay out: merging can never make one."""
     whole = frozenset(map(int, (TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.UNKNOWN)))
-    return {token: number for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind not in whole}
+    return {token: number for number, token, kind in zip(range(len(tokens)), tokens, kinds, strict=True) if kind not in whole}
 
 
 def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:

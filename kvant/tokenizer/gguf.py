@@ -72,8 +72,9 @@ def _kinds(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
         number = _id(metadata, name, len(tokens))
         if number is not None:
             kinds[number] = int(TokenKind.CONTROL)
+    byte = int(TokenKind.BYTE)  # comparing with the enumeration's member takes ten times as long
     for number, kind in enumerate(kinds):
-        if kind == TokenKind.BYTE and not _is_byte(tokens[number]):
+        if kind == byte and not _is_byte(tokens[number]):
             reads = str(tokens[number])[:40]
             raise CheckpointError(f"token {number} is marked as a byte but reads {reads!r} instead of <0xNN>")
     return kinds
@@ -86,7 +87,7 @@ def _roles(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[i
     return Roles(
         bos_id=bos,
         eos_id=named[0],
-        eos_ids=declared_ends({token: number for number, token in enumerate(tokens)}, kinds, named),
+        eos_ids=declared_ends(dict(zip(tokens, range(len(tokens)), strict=True)), kinds, named),
         unk_id=_id(metadata, "unknown_token_id", len(tokens)),
         # llama.cpp's own defaults where the file is silent.
         add_bos=bos is not None and bool(metadata.get(PREFIX + "add_bos_token", _adds_bos(metadata))),

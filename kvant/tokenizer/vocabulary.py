@@ -61,7 +61,7 @@ class Vocabulary:
     ids: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        ids = {token: number for number, token in enumerate(self.tokens)}
+        ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
         ids.pop("", None)
         object.__setattr__(self, "ids", ids)
 

@@ -1,5 +1,6 @@
 """The program as a whole: version, help, exit codes, and what it may import."""
 
+import os
 import subprocess
 import sys
 
@@ -8,10 +9,12 @@ import pytest
 import kvant
 from kvant.checkpoint.catalogue import CATALOGUE
 from kvant.cli.main import main, run_command
+from kvant.config.environment import read_environment
 from tests.cli.fake import MODEL, FakeLLM, doors
 from tests.cli.terminal import ROOT
+from tests.tiny_folder import write_folder
 
-COMMANDS = ["run", "pull", "list", "rm", "explain-config", "doctor"]
+COMMANDS = ["run", "pull", "list", "rm", "plan", "explain-config", "doctor"]
 
 
 def test_version(capsys):
@@ -91,6 +94,56 @@ print("imported:", sorted(set({barred!r}) & set(sys.modules)))
     environment = {"KVANT_CACHE": str(tmp_path), "KVANT_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.stdout.splitlines()[-1] == "imported: []", done.stderr
+
+
+# What `kvant run` may load for one answer, chat template included, once model, library and packed weights are in the cache.
+# A new name here is a slower start for everybody: 10 ms were lost to less (docs/benchmarks.md has the budget).
+RUN_IMPORTS = {"kvant", "numpy", "click", "tokenizers", "jinja2", "markupsafe"}
+RUN_MODULES = 130  # of Kvant's own, at most
+BARRED = {"asyncio", "multiprocessing", "importlib.metadata", "concurrent.futures", "ssl", "http.client", "pydantic", "rich"}
+
+
+def test_what_a_run_imports(tmp_path):
+    """The exact list of third-party packages, in a fresh process. The second run is looked at: the first builds and packs."""
+    write_folder(tmp_path)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "native").symlink_to(read_environment().cache / "native")  # built once for all tests
+    script = f"""
+import sys, sysconfig
+before = set(sys.modules)  # what the environment's own start files load
+from kvant.cli.main import run_command
+code = run_command(["run", {str(tmp_path)!r}, "-p", "hello", "--max-tokens", "2", "--kv-cache-memory-bytes", "4194304"])
+new = set(sys.modules) - before
+top = {{name.partition(".")[0] for name in new}}
+print()
+print(code, sorted(name for name in top if name not in sys.stdlib_module_names and not name.startswith("_")))
+print(sorted({BARRED!r} & new), sum(name.partition(".")[0] == "kvant" for name in new))
+"""
+    environment = {**os.environ, "KVANT_CACHE": str(tmp_path / "cache"), "KVANT_PACKED_GIB": "1", "KVANT_OFFLINE": "1"}
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment)
+    if "the CPU runs on torch" in done.stderr:
+        pytest.skip("the native executor cannot be built here")
+    imported, counted = done.stdout.splitlines()[-2:]
+    assert imported == f"0 {sorted(RUN_IMPORTS)}", done.stderr
+    barred, number = counted.rsplit(" ", 1)
+    assert barred == "[]" and int(number) <= RUN_MODULES
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"], ["list"]])
+def test_what_words_alone_import(tmp_path, arguments):
+    script = f"""
+import sys
+before = set(sys.modules)
+from kvant.cli.main import run_command
+run_command({arguments!r})
+top = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+print()
+print(sorted(name for name in top if name not in sys.stdlib_module_names and not name.startswith("_")))
+"""
+    environment = {"KVANT_CACHE": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.stdout.splitlines()[-1] == "['click', 'kvant']", done.stderr
 
 
 @pytest.mark.parametrize(

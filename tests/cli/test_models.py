@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from kvant.checkpoint.catalogue import CATALOGUE
+from kvant.checkpoint.kept import Shelf
 from kvant.cli import models
 from kvant.cli.main import run_command
 from kvant.cli.screen import columns
@@ -105,6 +107,19 @@ def test_rm(kvant, tmp_path):
     code, out, err = kvant("rm", "smollm2-135m")
     assert (code, out) == (2, "") and "is not in the store; there is nothing to remove" in err
     assert "org/name is not in the store" in kvant("rm", "org/name")[2]
+
+
+def test_packed_weights_are_listed_and_go_with_their_model(kvant, tmp_path):
+    model = CATALOGUE["smollm2-135m"]
+    path = tmp_path / "models" / model.alias / model.file_name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(1 << 20))
+    weights = np.zeros(1 << 20, np.uint8)
+    Shelf(tmp_path / "packed", path, 1 << 30, print).write("key", len(weights), [((0,), weights)])
+    (kept,) = (tmp_path / "packed").iterdir()
+    assert kvant("list")[1].splitlines()[-1] == f"packed for this CPU  1.0 MiB  {tmp_path / 'packed'}"
+    assert kvant("rm", "smollm2-135m") == (0, "smollm2-135m is removed; 2.0 MiB are free again\n", "")
+    assert not kept.exists() and "packed" not in kvant("list")[1]
 
 
 def test_a_model_of_the_hub(kvant, tmp_path):

@@ -52,3 +52,15 @@ def test_instruction_set():
 def test_a_childs_variables(monkeypatch):
     monkeypatch.setenv("KVANT_OFFLINE", "1")
     assert child_environment(A="b")["KVANT_OFFLINE"] == "1" and child_environment(A="b")["A"] == "b"
+
+
+@pytest.mark.parametrize("text, limit", [("", 8 << 30), ("0", 0), ("0.5", 1 << 29), ("-3", 0), ("2", 2 << 30)])
+def test_the_limit_of_packed_weights(text, limit):
+    environment = read_environment({"KVANT_CACHE": "/y", "KVANT_PACKED_GIB": text})
+    assert environment.packed_limit == limit and environment.packed == Path("/y/packed")
+
+
+@pytest.mark.parametrize("text", ["much", "1 GiB", "inf", "nan"])
+def test_a_limit_that_is_no_number_is_refused(text):
+    with pytest.raises(ConfigError, match=r"KVANT_PACKED_GIB must be a number of GiB"):
+        read_environment({"KVANT_PACKED_GIB": text})
