@@ -36,8 +36,13 @@ GROUP_BATCH = np.dtype(
     ]
 )
 BATCH = np.dtype(
-    [(name, POINTER) for name in ("ids", "positions", "query_start", "logit_rows", "groups", "logits")]
-    + [(name, np.int32) for name in ("tokens", "sequences", "logit_count", "padding")]
+    [(name, POINTER) for name in ("ids", "positions", "query_start", "logit_rows", "groups", "logits", "best", "finite")]
+    + [(name, np.int32) for name in ("tokens", "sequences", "logit_count", "drawable")]
+)
+DRAW_ROW = np.dtype(
+    [("logits", POINTER), ("keys", POINTER), ("ids", POINTER), ("top_k", np.int64)]
+    + [(name, np.float32) for name in ("temperature", "top_p", "log_min_p")]
+    + [("draws", np.int32)]
 )
 SOURCE = np.dtype(
     [("rows", POINTER), ("row_bytes", np.int64), ("format", np.int32), ("num_rows", np.int32), ("num_columns", np.int32)],
@@ -83,10 +88,10 @@ def declare(library: Any) -> None:
         "kvant_head": (int32, [pointer, pointer, int32, pointer]),
         "kvant_hidden": (pointer, [pointer]),
         "kvant_hidden_stride": (int64, [pointer]),
-        "kvant_summarize": (None, [pointer, pointer, int64, int32, int32, pointer, pointer, pointer, pointer]),
         "kvant_profile": (None, [pointer, pointer]),
         "kvant_read_seconds": (ctypes.c_double, [pointer, int64, int32, int32]),
         "kvant_product_rate": (ctypes.c_double, [int32, int32]),
+        "kvant_draw": (None, [pointer, pointer, int32, int32]),
         "kvant_top_k": (None, [pointer, pointer, int64, int32, int32, int32, pointer, pointer]),
     }
     for name, (result, arguments) in signatures.items():

@@ -2,9 +2,12 @@
 //
 // Integer kernels take 8-bit codes with one scale per 32 columns: x[i] ~ scale[i / 32] * code[i], code = round(x * 127 / max|x|).
 // Weights of unsigned codes need the sums of activation codes as well: sum_i (c_i - o) a_i = sum_i c_i a_i - o sum_i a_i.
-// Dense kernels for few rows take fp32, tiles (AMX) take bf16 in tile order:
+// Dense kernels for few rows take fp32, tiles (AMX) take bf16. Each kernel finds what it needs of a block of rows at fixed
+// distances from one pointer, and threads that prepare different blocks never write to the same cache line:
 //
-//     bf16 [row / 16][column / 32][row % 16][column % 32]
+//     codes, scales, sums [row / block][column / 32][row % block]       bf16 [row / 16][column / 32][row % 16][column % 32]
+//
+// A block is ROW_BLOCK rows, or all where there are fewer: a single row then lies in as few cache lines as it can.
 //
 // The RMSNorm in front of a linear happens here: the normalised row exists only in registers.
 #pragma once
@@ -16,25 +19,36 @@ namespace kvant {
 
 enum Form { CODES = 1, VALUES = 2, TILES = 4 };
 
+// Rows that the kernels for few rows take together.
+#if defined(KVANT_AVX512)
+constexpr int ROW_BLOCK = 8;
+#else
+constexpr int ROW_BLOCK = 4;  // half the registers, and half the time to compile
+#endif
+
 static inline int num_tiles(int columns) { return (columns + GROUP - 1) / GROUP; }
 
 // Where the prepared rows of one linear lie.
 struct Activations {
   int tiles;         // columns / 32, rounded up
-  int8_t* codes;     // [rows, 32 tiles]
-  float* scales;     // [rows, tiles]
-  float* sums;       // [rows, tiles]: scale * sum of codes
-  int32_t* minus32;  // [rows, tiles]: minus the sum of codes
-  int32_t* minus16;  // [rows, 2 tiles]
+  int block;         // rows of a block
+  int8_t* codes;     // [rows / block, tiles, block, 32]
+  float* scales;     // [rows / block, tiles, block]
+  float* sums;       // the same: scale * sum of codes
+  int32_t* minus32;  // the same: minus the sum of codes
+  int32_t* minus16;  // [rows / block, tiles, 2, block]: of each half
   float* values;     // [rows, 32 tiles]: fp32, normalised
   uint16_t* bf16;    // [rows / 16, tiles, 16, 32]
+
+  // Where row `row` of the first tile stands among the codes' rows; the next tile's is `block` further.
+  size_t place(int row) const { return (size_t)(row / block) * tiles * block + row % block; }
 };
 
 // The memory behind them, shared by all linears of a program.
 class ActivationMemory {
  public:
   void reserve(int rows, int columns, int forms) {
-    const size_t n = (size_t)rows, t = (size_t)num_tiles(columns);
+    const size_t n = (size_t)(rows + ROW_BLOCK - 1) / ROW_BLOCK * ROW_BLOCK, t = (size_t)num_tiles(columns);
     if (forms & CODES) {
       codes_.reserve(n * t * 32);
       scales_.reserve(n * t);
@@ -46,8 +60,8 @@ class ActivationMemory {
     if (forms & TILES) bf16_.reserve((n + 15) / 16 * 16 * t * 32);
   }
 
-  Activations view(int columns) const {
-    return {num_tiles(columns), codes_.data(), scales_.data(), sums_.data(), minus32_.data(), minus16_.data(), values_.data(), bf16_.data()};
+  Activations view(int rows, int columns) const {
+    return {num_tiles(columns), rows < ROW_BLOCK ? rows : ROW_BLOCK, codes_.data(), scales_.data(), sums_.data(), minus32_.data(), minus16_.data(), values_.data(), bf16_.data()};
   }
 
  private:
@@ -76,16 +90,22 @@ static inline float inverse_rms(const float* x, int width, float eps) {
 static inline float largest_magnitude(f32x16 a, f32x16 b) {
   const u32x16 x = float_to_bits(a) & 0x7fffffffu, y = float_to_bits(b) & 0x7fffffffu;
   const u32x16 both = x < y ? y : x;
+#if defined(KVANT_AVX512)
+  const uint32_t top = _mm512_reduce_max_epu32((__m512i)both);
+#else
   uint32_t lanes[LANES];
   std::memcpy(lanes, &both, sizeof lanes);
   for (int width = LANES / 2; width; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] = lanes[i] < lanes[i + width] ? lanes[i + width] : lanes[i];
+  const uint32_t top = lanes[0];
+#endif
   float v;
-  std::memcpy(&v, &lanes[0], 4);
+  std::memcpy(&v, &top, 4);
   return v;
 }
 
-static inline void quantize_group(f32x16 low, f32x16 high, int group, int64_t row, const Activations& a) {
+// Columns 32 group ... of a row whose first tile stands at `place`.
+static inline void quantize_group(f32x16 low, f32x16 high, int group, size_t place, int in_block, const Activations& a) {
   const float top = largest_magnitude(low, high);
   const float inverse = top > 1e-30f ? 127.0f / top : 0.0f;
   float scale = top / 127.0f;
@@ -97,11 +117,16 @@ static inline void quantize_group(f32x16 low, f32x16 high, int group, int64_t ro
   c0 = __builtin_convertvector(round_even(low * inverse), i32x16);
   c1 = __builtin_convertvector(round_even(high * inverse), i32x16);
 #endif
-  int8_t* codes = &a.codes[(size_t)row * a.tiles * 32 + (size_t)group * 32];
+  const size_t at = place + (size_t)group * a.block;
+  int8_t* codes = &a.codes[at * 32];
 #if defined(KVANT_AVX512)
-  _mm_storeu_si128((__m128i*)codes, _mm512_cvtsepi32_epi8((__m512i)c0));
-  _mm_storeu_si128((__m128i*)codes + 1, _mm512_cvtsepi32_epi8((__m512i)c1));
-  const int s0 = _mm512_reduce_add_epi32((__m512i)c0), s1 = _mm512_reduce_add_epi32((__m512i)c1);
+  const __m128i low_codes = _mm512_cvtsepi32_epi8((__m512i)c0), high_codes = _mm512_cvtsepi32_epi8((__m512i)c1);
+  _mm_storeu_si128((__m128i*)codes, low_codes);
+  _mm_storeu_si128((__m128i*)codes + 1, high_codes);
+  const __m128i ones = _mm_set1_epi8(1), zero = _mm_setzero_si128();  // four sums each; then pairs; then both in one register
+  __m128i sums = _mm_hadd_epi32(_mm_dpbusd_epi32(zero, ones, low_codes), _mm_dpbusd_epi32(zero, ones, high_codes));
+  sums = _mm_hadd_epi32(sums, sums);
+  const int s0 = _mm_cvtsi128_si32(sums), s1 = _mm_extract_epi32(sums, 1);
 #else
   int32_t lanes[32];
   std::memcpy(lanes, &c0, 64);
@@ -114,12 +139,12 @@ static inline void quantize_group(f32x16 low, f32x16 high, int group, int64_t ro
     s1 += lanes[i + 16];
   }
 #endif
-  const size_t at = (size_t)row * a.tiles + group;
   a.scales[at] = scale;
   a.sums[at] = scale * (float)(s0 + s1);
   a.minus32[at] = -(s0 + s1);
-  a.minus16[2 * at] = -s0;
-  a.minus16[2 * at + 1] = -s1;
+  int32_t* halves = &a.minus16[2 * at - in_block];
+  halves[0] = -s0;
+  halves[a.block] = -s1;
 }
 
 static inline void put_bf16(f32x16 low, f32x16 high, int group, int64_t row, const Activations& a) {
@@ -138,6 +163,8 @@ static inline void put_bf16(f32x16 low, f32x16 high, int group, int64_t row, con
 // Row `x` of `width` columns as row `row` of the activations, normalised first where `norm` is given.
 static inline void prepare_row(const float* x, int width, const float* norm, float eps, int forms, int64_t row, const Activations& a) {
   const float inverse = norm ? inverse_rms(x, width, eps) : 1.0f;
+  const size_t place = a.place((int)row);
+  const int in_block = (int)row % a.block;
   for (int group = 0; group < a.tiles; ++group) {
     f32x16 part[2];
     for (int half = 0; half < 2; ++half) {
@@ -145,7 +172,7 @@ static inline void prepare_row(const float* x, int width, const float* norm, flo
       part[half] = left >= LANES ? load(x + at) : left > 0 ? load_part(x + at, left) : f32x16{};
       if (norm && left > 0) part[half] = part[half] * inverse * (left >= LANES ? load(norm + at) : load_part(norm + at, left));
     }
-    if (forms & CODES) quantize_group(part[0], part[1], group, row, a);
+    if (forms & CODES) quantize_group(part[0], part[1], group, place, in_block, a);
     if (forms & TILES) put_bf16(part[0], part[1], group, row, a);
     if (forms & VALUES) {
       float* values = &a.values[((size_t)row * a.tiles + group) * 32];

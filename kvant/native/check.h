@@ -46,6 +46,7 @@ static inline int check_batch(const Batch& b, const std::vector<CacheGroup>& gro
   }
   for (int i = 0; i < b.logit_count; ++i)
     if (b.logit_rows[i] < 0 || b.logit_rows[i] >= b.tokens) return BAD_ROW;
+  if (b.best && (!b.logits || b.drawable < 1)) return BAD_ROW;
   if (b.query_start[0] != 0 || b.query_start[b.sequences] != b.tokens) return BAD_LENGTH;
   for (int s = 0; s < b.sequences; ++s)
     if (b.query_start[s + 1] < b.query_start[s]) return BAD_LENGTH;

@@ -1,4 +1,4 @@
-// Few rows: one panel of weights (16 outputs) times up to 8 rows of activations (4 without AVX-512).
+// Few rows: one panel of weights (16 outputs) times up to ROW_BLOCK rows of activations.
 //
 // Integer codes meet integer codes: per tile of 32 columns an exact 32-bit sum, then one fp32 multiply-add per lane,
 //
@@ -12,19 +12,29 @@
 
 namespace kvant {
 
-#if defined(KVANT_AVX512)
-constexpr int ROW_BLOCK = 8;
-#else
-constexpr int ROW_BLOCK = 4;  // half the registers, and half the time to compile
-#endif
 // Bytes between the line in use and the line asked for: 1.2-2x at one row, where reading the weights is all there is.
 constexpr int PREFETCH_AHEAD = 4096;
 
+// The part of the prepared activations that one kernel call reads: up to ROW_BLOCK rows of `tiles` tiles.
+struct Block {
+  int tiles, rows;
+  const int8_t* codes;   // [tiles, rows, 32]
+  const float* scales;   // [tiles, rows]
+  const float* sums;     // the same
+  const int32_t* minus;  // the same, or [tiles, 2, rows] for two scales per tile
+};
+
+// The block that begins with row `row`.
+static inline Block block_of(const Activations& a, int row, int scale_rows) {
+  const size_t at = (size_t)row * a.tiles;
+  return {a.tiles, a.block, a.codes + at * 32, a.scales + at, a.sums + at, scale_rows == 2 ? a.minus16 + 2 * at : a.minus32 + at};
+}
+
 // scale * sum of the codes that meet minimum `s` of a tile.
 template <class Tile>
-static inline float sum_of(const Activations& a, int row, int tile, int s) {
-  const size_t at = (size_t)row * a.tiles + tile;
-  return Tile::scale_rows == 2 ? a.scales[at] * -(float)a.minus16[2 * at + s] : a.sums[at];
+static inline float sum_of(const Block& b, int m, int tile, int s) {
+  const size_t at = (size_t)tile * b.rows;
+  return Tile::scale_rows == 2 ? b.scales[at + m] * -(float)b.minus[2 * at + s * b.rows + m] : b.sums[at + m];
 }
 
 typedef void (*DotKernel)(const uint8_t* panel, const Activations& a, int row, float* out);
@@ -63,38 +73,40 @@ static inline __m512i broadcast4(const int8_t* p) {
   return _mm512_set1_epi32(four);
 }
 
+// Loops over rows and quads are unrolled by force: gcc leaves the accumulators in memory otherwise, which takes 1.7x as long.
+#define KVANT_UNROLL _Pragma("GCC unroll 8")
+
 template <class Tile, int Rows>
 static void dot_codes(const uint8_t* panel, const Activations& a, int row, float* out) {
-  const int tiles = a.tiles;
-  const int8_t* codes = a.codes + (size_t)row * tiles * 32;
-  const float* scales = a.scales + (size_t)row * tiles;
-  const int32_t* minus = (Tile::scale_rows == 2 ? a.minus16 : a.minus32) + (size_t)row * tiles * Tile::scale_rows;
+  const Block b = block_of(a, row, Tile::scale_rows);
   constexpr int QUADS = 8 / Tile::scale_rows;
   __m512 acc[Rows];
-  for (int m = 0; m < Rows; ++m) acc[m] = _mm512_setzero_ps();
-  for (int t = 0; t < tiles; ++t) {
+  KVANT_UNROLL for (int m = 0; m < Rows; ++m) acc[m] = _mm512_setzero_ps();
+  for (int t = 0; t < b.tiles; ++t) {
     const uint8_t* tile = panel + (int64_t)t * Tile::bytes;
+    const int8_t* codes = b.codes + (size_t)t * b.rows * 32;
+    const float* scales = b.scales + (size_t)t * b.rows;
+    const int32_t* minus = b.minus + (size_t)t * b.rows * Tile::scale_rows;
     for (int line = 0; line < Tile::bytes; line += 64) prefetch(tile + PREFETCH_AHEAD + line);
     __m512i quads[8];
     unpack<Tile>(tile, quads);
     for (int s = 0; s < Tile::scale_rows; ++s) {
       const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(tile + Tile::code_bytes) + s));
-      for (int m = 0; m < Rows; ++m) {
-        const int8_t* c = codes + ((size_t)m * tiles + t) * 32 + 16 * s;
-        __m512i dot = _mm512_setzero_si512();
-        if (!Tile::has_minimum)
-          dot = _mm512_slli_epi32(_mm512_set1_epi32(minus[((size_t)m * tiles + t) * Tile::scale_rows + s]), Tile::offset_log2);
-        for (int z = 0; z < QUADS; ++z) dot = _mm512_dpbusd_epi32(dot, quads[s * QUADS + z], broadcast4(c + 4 * z));
-        const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(scales[(size_t)m * tiles + t]));
-        acc[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), both, acc[m]);
-      }
+      __m512i dot[Rows];
+      KVANT_UNROLL for (int m = 0; m < Rows; ++m)
+        dot[m] = Tile::has_minimum ? _mm512_setzero_si512() : _mm512_set1_epi32(minus[s * b.rows + m] << Tile::offset_log2);
+      KVANT_UNROLL for (int z = 0; z < QUADS; ++z)
+        KVANT_UNROLL for (int m = 0; m < Rows; ++m)
+          dot[m] = _mm512_dpbusd_epi32(dot[m], quads[s * QUADS + z], broadcast4(codes + 32 * m + 16 * s + 4 * z));
+      KVANT_UNROLL for (int m = 0; m < Rows; ++m)
+        acc[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[m]), _mm512_mul_ps(scale, _mm512_set1_ps(scales[m])), acc[m]);
     }
     for (int s = 0; Tile::has_minimum && s < Tile::scale_rows; ++s) {
       const __m512 minimum = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(tile + Tile::minimum_at) + s));
-      for (int m = 0; m < Rows; ++m) acc[m] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sum_of<Tile>(a, row + m, t, s)), acc[m]);
+      KVANT_UNROLL for (int m = 0; m < Rows; ++m) acc[m] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sum_of<Tile>(b, m, t, s)), acc[m]);
     }
   }
-  for (int m = 0; m < Rows; ++m) _mm512_storeu_ps(out + m * LANES, acc[m]);
+  KVANT_UNROLL for (int m = 0; m < Rows; ++m) _mm512_storeu_ps(out + m * LANES, acc[m]);
 }
 
 template <int Rows>
@@ -103,20 +115,20 @@ static void dot_dense(const uint8_t* panel, const Activations& a, int row, float
   const float* values = a.values + (size_t)row * a.tiles * 32;
   const __m512i high_half = _mm512_set1_epi32((int)0xffff0000u);
   __m512 even[Rows], odd[Rows];
-  for (int m = 0; m < Rows; ++m) even[m] = odd[m] = _mm512_setzero_ps();
+  KVANT_UNROLL for (int m = 0; m < Rows; ++m) even[m] = odd[m] = _mm512_setzero_ps();
   for (int r = 0; r < pairs; ++r) {
     const uint8_t* line = panel + (int64_t)r * 64;
     prefetch(line + PREFETCH_AHEAD);
     const __m512i both = _mm512_loadu_si512(line);
     const __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
     const __m512 second = _mm512_castsi512_ps(_mm512_and_si512(both, high_half));
-    for (int m = 0; m < Rows; ++m) {
+    KVANT_UNROLL for (int m = 0; m < Rows; ++m) {
       const float* x = values + (size_t)m * a.tiles * 32 + 2 * r;
       even[m] = _mm512_fmadd_ps(first, _mm512_set1_ps(x[0]), even[m]);
       odd[m] = _mm512_fmadd_ps(second, _mm512_set1_ps(x[1]), odd[m]);
     }
   }
-  for (int m = 0; m < Rows; ++m) _mm512_storeu_ps(out + m * LANES, _mm512_add_ps(even[m], odd[m]));
+  KVANT_UNROLL for (int m = 0; m < Rows; ++m) _mm512_storeu_ps(out + m * LANES, _mm512_add_ps(even[m], odd[m]));
 }
 
 #else
@@ -186,11 +198,10 @@ static inline void dot_quads(const uint8_t* quads, const int8_t* codes, int coun
 
 template <class Tile, int Rows>
 static void dot_codes(const uint8_t* panel, const Activations& a, int row, float* out) {
-  const int tiles = a.tiles;
-  const int32_t* minus = Tile::scale_rows == 2 ? a.minus16 : a.minus32;
+  const Block b = block_of(a, row, Tile::scale_rows);
   constexpr int QUADS = 8 / Tile::scale_rows;
   f32x16 acc[Rows] = {};
-  for (int t = 0; t < tiles; ++t) {
+  for (int t = 0; t < b.tiles; ++t) {
     const uint8_t* tile = panel + (int64_t)t * Tile::bytes;
     prefetch(tile + PREFETCH_AHEAD);
     uint8_t quads[512];
@@ -198,15 +209,16 @@ static void dot_codes(const uint8_t* panel, const Activations& a, int row, float
     for (int s = 0; s < Tile::scale_rows; ++s) {
       const f32x16 scale = from_half((const uint16_t*)(tile + Tile::code_bytes) + LANES * s);
       for (int m = 0; m < Rows; ++m) {
-        const size_t at = (size_t)(row + m) * tiles + t;
+        const size_t at = (size_t)t * b.rows + m;
+        const int minus = b.minus[((size_t)t * Tile::scale_rows + s) * b.rows + m];
         i32x16 dot;
-        dot_quads<Tile>(quads + 64 * QUADS * s, &a.codes[at * 32 + 16 * s], QUADS, minus[at * Tile::scale_rows + s], (int32_t*)&dot);
-        acc[m] += __builtin_convertvector(dot, f32x16) * (scale * a.scales[at]);
+        dot_quads<Tile>(quads + 64 * QUADS * s, &b.codes[at * 32 + 16 * s], QUADS, minus, (int32_t*)&dot);
+        acc[m] += __builtin_convertvector(dot, f32x16) * (scale * b.scales[at]);
       }
     }
     for (int s = 0; Tile::has_minimum && s < Tile::scale_rows; ++s) {
       const f32x16 minimum = from_half((const uint16_t*)(tile + Tile::minimum_at) + LANES * s);
-      for (int m = 0; m < Rows; ++m) acc[m] += minimum * sum_of<Tile>(a, row + m, t, s);
+      for (int m = 0; m < Rows; ++m) acc[m] += minimum * sum_of<Tile>(b, m, t, s);
     }
   }
   for (int m = 0; m < Rows; ++m) store(out + m * LANES, acc[m]);

@@ -6,7 +6,8 @@ operation, and named.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -29,15 +30,19 @@ class NativeStep(NamedTuple):
 
     hidden: np.ndarray  # [T, D] fp32, after the last norm
     logits: np.ndarray | None  # [R, V] fp32
+    best: np.ndarray  # [R] int64: place of the largest of the logits that can be drawn, the lowest of equals
+    finite: np.ndarray  # [R] bool: those hold neither NaN nor infinity
 
 
-class Summary(NamedTuple):
-    """What choosing tokens needs of logits [R, V]."""
+class RowDraws(NamedTuple):
+    """How tokens are drawn from one row of logits. `keys` [Z] are `sampling.host.row_keys`, one per draw."""
 
-    ids: np.ndarray  # [R] int64: place of the largest, the lowest of equals
-    top: np.ndarray  # [R] fp32: the largest
-    log_sum: np.ndarray  # [R] fp32: log sum exp; top - log_sum is the log-probability of the greedy token
-    finite: np.ndarray  # [R] bool: neither NaN nor infinity
+    logits: np.ndarray  # [V] fp32, contiguous
+    keys: np.ndarray  # [Z] uint64
+    temperature: float
+    top_k: int  # 0 is off
+    top_p: float  # 1 is off
+    log_min_p: float  # minus infinity is off
 
 
 class NativeModel:
@@ -81,15 +86,21 @@ class NativeModel:
         """An empty cache of `num_blocks` blocks per group, the null block included."""
         return NativeCache(self.groups, num_blocks)
 
-    def run(self, batch: Batch, cache: NativeCache, *, logits: bool = True) -> NativeStep:
-        """Runs the network on `batch`; with `logits`, also the head on its `logit_rows`, in the same call."""
+    def run(self, batch: Batch, cache: NativeCache, *, logits: bool = True, drawable: int | None = None) -> NativeStep:
+        """Runs the network on `batch`; with `logits`, also the head on its `logit_rows`, in the same call.
+
+        The first `drawable` columns of the logits (None: all) are those that `best` and `finite` look at.
+        """
         if batch.ancestors is not None or batch.embed_rows is not None or batch.adapter_rows is not None:
             raise UnsupportedError("the native CPU step takes no token trees, media or adapters; run with device torch")
-        arrays = self._point(batch, cache, logits)
+        rows = len(batch.logit_rows) if logits else 0
+        best, finite = np.empty(rows, np.int64), np.empty(rows, np.bool_)
+        arrays = self._point(batch, cache, rows)
+        scan = abi.address(best) if rows else 0, abi.address(finite), self.vocab_size if drawable is None else drawable
+        self._batch["best"], self._batch["finite"], self._batch["drawable"] = scan
         self._check(self._functions.kvant_run(self._handle, abi.address(self._batch)))
         del arrays
-        rows = int(self._batch["logit_count"][0])
-        return NativeStep(self._hidden(), self._logits[:rows] if logits else None)
+        return NativeStep(self._hidden(), self._logits[:rows] if logits else None, best, finite)
 
     def logits(self, rows: np.ndarray) -> np.ndarray:
         """fp32 logits [R, V] of `rows` [R] of the last run: a view, overwritten by the next call."""
@@ -98,15 +109,19 @@ class NativeModel:
         self._check(self._functions.kvant_head(self._handle, abi.address(rows), len(rows), abi.address(self._logits)))
         return self._logits[: len(rows)]
 
-    def summarize(self, logits: np.ndarray) -> Summary:
-        """Greedy choice, log sum exp and health of every row of `logits` [R, V] (columns contiguous), in one pass each."""
-        rows, count = _matrix(logits)
-        summary = Summary(
-            np.empty(rows, np.int64), np.empty(rows, np.float32), np.empty(rows, np.float32), np.empty(rows, np.bool_)
-        )
-        outs = [abi.address(array) for array in summary]
-        self._functions.kvant_summarize(self._handle, abi.address(logits), logits.strides[0] // 4, rows, count, *outs)
-        return summary
+    def draw(self, draws: Sequence[RowDraws]) -> list[np.ndarray]:
+        """Tokens [Z] int64 for each of several rows, on all threads; the same ones as `sampling.host.draw` gives."""
+        ids = [np.empty(len(row.keys), np.int64) for row in draws]
+        entries = []
+        for row, drawn in zip(draws, ids, strict=True):
+            logits, keys = row.logits, row.keys
+            if logits.dtype != np.float32 or logits.shape != draws[0].logits.shape or keys.dtype != np.uint64:
+                raise ValueError("draws need fp32 rows of logits of one length, and uint64 keys")
+            pointers = abi.address(logits), abi.address(keys), abi.address(drawn)
+            entries.append((*pointers, row.top_k, row.temperature, row.top_p, row.log_min_p, len(drawn)))
+        table = np.array(entries, abi.DRAW_ROW)
+        self._functions.kvant_draw(self._handle, abi.address(table), len(table), draws[0].logits.size)
+        return ids
 
     def top_k(self, logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The `k` largest of every row, largest first, equals by id: ids [R, k] int64 and values [R, k] fp32."""
@@ -118,18 +133,22 @@ class NativeModel:
         self._functions.kvant_top_k(self._handle, abi.address(logits), logits.strides[0] // 4, rows, count, k, *outs)
         return ids, values
 
-    def profile(self) -> np.ndarray:
-        """From now on, every run adds the nanoseconds of each of `operations` to its entry of the array returned: int64.
+    @contextmanager
+    def profiled(self) -> Iterator[np.ndarray]:
+        """Inside, every run adds the nanoseconds of each of `operations` to its entry of the array given: int64.
 
         Measured on the first thread, its waiting for the others included.
         """
-        self._times = np.zeros(len(self.operations), np.int64)
-        self._functions.kvant_profile(self._handle, abi.address(self._times))
-        return self._times
+        times = np.zeros(len(self.operations), np.int64)
+        self._functions.kvant_profile(self._handle, abi.address(times))
+        try:
+            yield times
+        finally:
+            self._functions.kvant_profile(self._handle, None)
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def _point(self, batch: Batch, cache: NativeCache, logits: bool) -> list[np.ndarray]:
+    def _point(self, batch: Batch, cache: NativeCache, rows: int) -> list[np.ndarray]:
         """Fills the structures with addresses; returns the arrays, which must outlive the call."""
         tokens, sequences = len(batch.input_ids), len(batch.query_start) - 1
         if tokens == 0:
@@ -143,7 +162,6 @@ class NativeModel:
         step = self._batch[0]
         for name, array in zip(("ids", "positions", "query_start", "logit_rows"), arrays, strict=True):
             step[name] = abi.address(array)
-        rows = len(batch.logit_rows) if logits else 0
         self._reserve_logits(rows)
         step["groups"], step["logits"] = abi.address(self._groups), abi.address(self._logits)
         step["tokens"], step["sequences"], step["logit_count"] = tokens, sequences, rows

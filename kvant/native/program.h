@@ -64,7 +64,9 @@ struct Batch {
   const int64_t* logit_rows;   // [R]
   const GroupBatch* groups;
   float* logits;               // [R, vocabulary], or null: no head in this call
-  int32_t tokens, sequences, logit_count, padding;
+  int64_t* best;               // [R] place of the largest of the first `drawable` logits, the lowest of equals; or null
+  uint8_t* finite;             // [R] whether those hold neither NaN nor infinity
+  int32_t tokens, sequences, logit_count, drawable;
 };
 
 }  // namespace kvant

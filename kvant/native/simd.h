@@ -87,6 +87,17 @@ static inline float largest(f32x16 v) {
   return lanes[0];
 }
 
+// Whether any lane of a comparison holds.
+static inline bool any(i32x16 lanes) {
+#if defined(KVANT_AVX512)
+  return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
+#else
+  int32_t all = 0;
+  for (int lane = 0; lane < LANES; ++lane) all |= lanes[lane];
+  return all != 0;
+#endif
+}
+
 static inline f32x16 maximum(f32x16 a, f32x16 b) { return a < b ? b : a; }
 
 static inline f32x16 bits_to_float(u32x16 b) {

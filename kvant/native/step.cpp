@@ -1,7 +1,7 @@
 // What Python calls: plain functions over plain structures (abi.py). No exception crosses.
 #include "ceilings.h"
+#include "draw.h"
 #include "executor.h"
-#include "select.h"
 
 using kvant::Executor;
 
@@ -111,11 +111,10 @@ int kvant_head(Executor* e, const int64_t* rows, int count, float* logits) {
 const float* kvant_hidden(const Executor* e) { return e->hidden(); }
 int64_t kvant_hidden_stride(const Executor* e) { return e->hidden_stride(); }
 
-// Of every row of logits [rows, stride], its first `count` columns: the largest, its place, log sum exp, whether all are finite.
-void kvant_summarize(Executor* e, const float* logits, int64_t stride, int rows, int count, int64_t* ids, float* top, float* log_sum,
-                     uint8_t* finite) {
-  const kvant::Summary out = {ids, top, log_sum, finite};
-  for_rows(e, rows, [&](int row) { kvant::summarize_row(logits + row * stride, count, row, out); });
+// Draws of every row from its first `count` logits.
+void kvant_draw(Executor* e, const kvant::DrawRow* rows, int num_rows, int count) {
+  std::vector<kvant::Aligned<float>> scratch(num_rows);
+  for_rows(e, num_rows, [&](int row) { kvant::draw_row(rows[row], count, scratch[row]); });
 }
 
 // The k largest of every row, in order: ids and values [rows, k].

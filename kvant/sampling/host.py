@@ -1,7 +1,10 @@
-"""The sampler on the host, in numpy: the same arithmetic as `sampler.py` and `logprobs.py`, for the runner that needs no torch.
+"""The sampler on the host: the same arithmetic as `sampler.py` and `logprobs.py`, for the runner that needs no torch.
 
 The two are held equal by tests, number for number: a request must not change its text because another machine runs it.
+Drawing itself has a fast twin in C++ (`native/draw.h`), which the native runner uses; `draw` is its reference.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,17 +15,16 @@ from kvant.types import TokenLogprobs
 Array = np.ndarray
 
 
-def draw(
-    logits: Array, plan: DrawPlan, counts: Array | None = None, seen: Array | None = None, best: Array | None = None
-) -> Array:
-    """`logits` [R, V] fp32 -> ids [Z] int64; see `sampler.draw`. `best` [R] are the greedy choices, where they are known."""
-    raw = logits
-    logits = _edited(logits, plan, counts, seen)
-    ids = (best if best is not None and logits is raw else logits.argmax(-1))[plan.rows]
-    random = np.flatnonzero(plan.temperature[plan.rows] >= GREEDY_TEMPERATURE)
+def draw(logits: Array, plan: DrawPlan, counts: Sequence[Array] = (), seen: Sequence[Array] = ()) -> Array:
+    """`logits` [R, V] fp32 -> ids [Z] int64; see `sampler.draw`."""
+    logits = logits.copy()
+    for row, values in edited(logits, plan, counts, seen).items():
+        logits[row] = values
+    ids = logits.argmax(-1)[plan.rows]
+    random = random_draws(plan)
     if random.size == 0:
         return ids
-    keys = row_keys(plan.seeds[plan.rows[random]], plan.indices[random], plan.positions[plan.rows[random]])
+    keys = draw_keys(plan, random)
     for row in np.unique(plan.rows[random]):
         filtered = _filtered(logits[row], plan, int(row))
         # Noise can lift a token by 26 over another at the most; whoever stands lower needs none.
@@ -31,6 +33,17 @@ def draw(
             for draw in np.flatnonzero(plan.rows[random] == row):
                 ids[random[draw]] = candidates[(filtered[candidates] + gumbel(keys[draw], candidates)).argmax()]
     return ids
+
+
+def random_draws(plan: DrawPlan) -> Array:
+    """Which of the plan's draws are not greedy."""
+    return np.flatnonzero(plan.temperature[plan.rows] >= GREEDY_TEMPERATURE)
+
+
+def draw_keys(plan: DrawPlan, draws: Array) -> Array:
+    """uint64 [len(draws)]: the keys of their noise."""
+    rows = plan.rows[draws]
+    return row_keys(plan.seeds[rows], plan.indices[draws], plan.positions[rows])
 
 
 def gather(logits: Array, tokens: Array, num_top: list[int]) -> list[TokenLogprobs]:
@@ -74,21 +87,24 @@ def _mix32(x: Array) -> Array:
     return x ^ (x >> np.uint32(16))
 
 
-def _edited(logits: Array, plan: DrawPlan, counts: Array | None, seen: Array | None) -> Array:
-    if plan.forbidden or plan.biased or plan.penalised:
-        logits = logits.copy()
-    if plan.penalised:
-        assert counts is not None and seen is not None
-        rows = [row for row, _ in plan.penalised]
-        presence, frequency, repetition = (x[:, None] for x in (plan.presence, plan.frequency, plan.repetition))  # type: ignore[index]
-        some = logits[rows]
+def edited(logits: Array, plan: DrawPlan, counts: Sequence[Array] = (), seen: Sequence[Array] = ()) -> dict[int, Array]:
+    """Copies [V] of the rows whose logits penalties, biases or forbidden tokens change, by row. Other rows cost nothing."""
+    rows: dict[int, Array] = {}
+
+    def own(row: int) -> Array:
+        return rows.setdefault(row, logits[row].copy()) if row not in rows else rows[row]
+
+    for number, (row, _) in enumerate(plan.penalised):
+        assert plan.presence is not None and plan.frequency is not None and plan.repetition is not None
+        ids = np.flatnonzero(seen[number])  # what was generated was seen
+        some, count, repetition = own(row)[ids], counts[number][ids], plan.repetition[number]
         repeated = np.where(some > 0, some / repetition, some * repetition)
-        logits[rows] = np.where(seen, repeated, some) - frequency * counts - presence * (counts > 0)
+        own(row)[ids] = repeated - plan.frequency[number] * count - plan.presence[number] * (count > 0)
     for row, ids, biases in plan.biased:
-        logits[row, ids] += biases
+        own(row)[ids] += biases
     for row, ids in plan.forbidden:
-        logits[row, ids] = -np.inf
-    return logits
+        own(row)[ids] = -np.inf
+    return rows
 
 
 def _filtered(logits: Array, plan: DrawPlan, row: int) -> Array:

@@ -102,27 +102,53 @@ def test_many_short_steps_do_not_lose_a_barrier(native):
             time.sleep(0.01)
 
 
+@pytest.mark.parametrize("vocabulary", [1, 15, 16, 50, 700])
+@pytest.mark.parametrize("count", [1, 3, 11, 20])
+def test_the_greedy_choice_comes_with_the_logits(library, vocabulary, count):
+    model = head_model(library, vocabulary, count)
+    batch = replace(small.rows_batch(count), logit_rows=np.arange(count))
+    for drawable in {1, max(1, vocabulary // 2), vocabulary}:
+        step = model.run(batch, model.new_cache([4]), drawable=drawable)
+        np.testing.assert_array_equal(step.best, step.logits[:, :drawable].argmax(-1))  # equal rows of the head: the lower id
+        assert step.finite.all()
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 20, 49])
+def test_R19_what_is_not_finite_is_noticed_where_it_can_be_drawn(library, poison, place):
+    model = head_model(library, 50, 3, poison=(place, poison))
+    batch = replace(small.rows_batch(3), logit_rows=np.arange(3))
+    assert not model.run(batch, model.new_cache([4])).finite.any()
+    step = model.run(batch, model.new_cache([4]), drawable=max(1, place))
+    assert step.finite.all() == (place > 0)
+
+
+def test_a_scan_of_no_columns_is_refused(native):
+    model = head_model(native, 50, 3)
+    with pytest.raises(ValueError, match="logit_rows"):
+        model.run(small.rows_batch(3), model.new_cache([4]), drawable=0)
+
+
+def head_model(library, vocabulary, count, poison=None):
+    """Embedding and a plain head in which some rows occur twice."""
+    rng = np.random.default_rng(vocabulary)
+    head = rng.normal(size=(vocabulary, 32)).astype(np.float32)
+    head[vocabulary // 2 :] = head[: vocabulary - vocabulary // 2]
+    if poison:
+        head[poison[0], 3] = poison[1]
+    program = Program((small.GROUP,))
+    program.output(program.embedding(small.plain("x", rng.normal(size=(count, 32)))))
+    program.logits([small.plain("head", head)])
+    return program.finish(library, threads=3)
+
+
 @pytest.mark.parametrize("count", [1, 15, 16, 50, 49152])
-def test_summary_and_top_k_equal_numpy(library, count):
+def test_top_k_equals_numpy(library, count):
     model = llama_layer().finish(library, threads=2)
     logits = (np.random.default_rng(0).normal(size=(5, count + 3)) * 4).astype(np.float32)[:, :count]
     logits[1, -1] = logits[1, 0] = logits[1].max() + 1  # a tie: the lower id
-    summary = model.summarize(logits)
-    np.testing.assert_array_equal(summary.ids, logits.argmax(-1))
-    np.testing.assert_array_equal(summary.top, logits.max(-1))
-    np.testing.assert_allclose(summary.log_sum, np.log(np.exp(logits.astype(np.float64)).sum(-1)), atol=2e-5)
-    assert summary.finite.all()
     for k in {1, min(7, count), min(64, count)}:
         ids, values = model.top_k(logits, k)
         expected = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
         np.testing.assert_array_equal(ids, expected)
         np.testing.assert_array_equal(values, np.take_along_axis(logits, expected, -1))
-
-
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [0, 20, 49])
-def test_R19_summary_notices_what_is_not_finite(library, poison, place):
-    logits = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
-    logits[1, place] = poison
-    finite = llama_layer().finish(library, threads=2).summarize(logits).finite
-    np.testing.assert_array_equal(finite, [True, False, True])

@@ -27,7 +27,7 @@ build.COMMON[:] = [*build.COMMON, *sys.argv[3:]]
 build.TIMEOUT = 500
 library = build.load(print, Path(sys.argv[1]), isa=sys.argv[2])
 assert library is not None
-from tests.native import small, test_attention, test_linear
+from tests.native import small, test_attention, test_draw, test_linear
 from tests.native.test_executor import small_ids
 from tests.native.test_operations import llama_layer
 rng = np.random.default_rng(0)
@@ -46,7 +46,8 @@ model = llama_layer().finish(library, threads=3)
 cache = model.new_cache([12])
 for count in (1, 150, 2, 33, 1, 1, 4):
     step = model.run(small_ids(count), cache)
-    model.summarize(step.logits), model.top_k(step.logits, 3), model.logits(np.zeros(20, np.int64))
+    test_draw.drawn(model, step.logits, test_draw.random_plan(len(step.logits), 3, rng))
+    model.top_k(step.logits, 3), model.logits(np.zeros(20, np.int64))
 print("passed")
 """
 
