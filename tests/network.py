@@ -23,13 +23,14 @@ def stored(name: str, tensor: torch.Tensor) -> StoredTensor:
     return StoredTensor(name, "F32", tuple(tensor.shape), rows.view(np.uint8).reshape(len(rows), -1))
 
 
-def from_transformers(hf, config: ModelConfig, dtype=torch.float32, device="cpu"):
+def from_transformers(hf, config: ModelConfig, dtype=torch.float32, device="cpu", placement: Placement | None = None):
     """Our network with the weights of a transformers model."""
     state = hf.state_dict()
     if config.tie_word_embeddings:
         state = {name: tensor for name, tensor in state.items() if name != "lm_head.weight"}
     model = build(config, Mesh())
-    load_weights(model, FileTensors({n: stored(n, t) for n, t in state.items()}), Placement(device=device, dtype=dtype))
+    placement = placement or Placement(device=device, dtype=dtype)
+    load_weights(model, FileTensors({n: stored(n, t) for n, t in state.items()}), placement)
     return model
 
 

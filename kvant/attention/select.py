@@ -16,11 +16,15 @@ class Chosen(NamedTuple):
     notice: str = ""
 
 
-def choose(name: str, storage: KVStorage) -> Chosen:
+def choose(name: str, storage: KVStorage, deterministic: bool = False) -> Chosen:
     """The backend `name` over `storage`. "auto" is triton on a GPU, where it can run, and sdpa elsewhere.
+
+    `deterministic`: a token's bits must not depend on what else is computed; on a GPU only triton's can promise that.
 
     A backend that is named and cannot run is refused: `ConfigError`, `UnsupportedError`.
     """
+    if deterministic:
+        return _deterministic(name, storage)
     on_gpu = storage.keys[0][0].is_cuda
     if name == "auto":
         if not on_gpu:
@@ -32,6 +36,15 @@ def choose(name: str, storage: KVStorage) -> Chosen:
     if name not in BACKENDS:
         raise ConfigError(f"attention backend {name!r} does not exist; there are: {', '.join(BACKENDS)}")
     return _load(name, storage)
+
+
+def _deterministic(name: str, storage: KVStorage) -> Chosen:
+    if name not in ("auto", "triton"):
+        raise ConfigError(f"deterministic needs attention backend 'triton', not {name!r}; leave it at auto")
+    _load("triton", storage)
+    from kvant.attention.triton import DeterministicAttention
+
+    return Chosen(DeterministicAttention)
 
 
 def _load(name: str, storage: KVStorage) -> Chosen:

@@ -21,7 +21,7 @@ from kvant.errors import UnsupportedError
 from kvant.kernels import gathered_prefill, paged_decode, paged_prefill
 from kvant.kernels.deferred import untangle
 from kvant.kernels.paged_attention import Paged, Scores
-from kvant.kernels.rotary import rotary_and_store
+from kvant.kernels.rotary import rotary_and_store, rotary_and_store_triton
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_HEAD = 256
@@ -119,6 +119,25 @@ class TritonAttention:
         queries = int(lengths[lengths > 1].sum())
         pays = lengths.max() >= GATHER_FROM and queries * KEYS_PER_QUERY >= places.num_rows
         return places if pays else None
+
+
+class DeterministicAttention(TritonAttention):
+    """The same bits for a token alone, in any batch and in any chunk: one kernel and one shape for all rows, no sum that is
+    cut by the load. Slower, for long contexts above all: a sequence's keys are walked by one program per key head."""
+
+    def attend(self, q: Any, k: Any, v: Tensor, rule: AttentionRule) -> Tensor:
+        number, _ = self.storage.place[rule.layer]
+        group = self.batch.groups[number]
+        keys, values = self.storage.of_layer(rule.layer)
+        q, k, norms, rotation = untangle(q, k)
+        q = rotary_and_store_triton(
+            q, k, v, self.batch.positions, rotation, group.slot_mapping, keys, values, norms, per_program=8
+        )
+        size = self.storage.groups[number].block_size
+        paged = Paged(q, keys, values, group.block_table, size, self.batch.query_start, group.kv_lens)
+        out = torch.empty_like(q)
+        paged_prefill.fixed_attention(paged, Scores(rule.scale, rule.window, rule.soft_cap), out)
+        return out
 
 
 def refuse_unsupported(storage: KVStorage) -> None:

@@ -10,7 +10,8 @@ one row, and inside the addition before it when there are many. So it returns wh
 
 A family's file says `x + attention(norm(x))` and gets all of it. Launches of a decode layer: five for one row, eight for more.
 A deferred value knows the operators that a recorded one knows (native/program.py): `+`, `*` by a number, `split`, `reshape`;
-`now` makes a tensor of anything. Nothing here imports torch before a tensor is there.
+`now` makes a tensor of anything. A `fixed` product is never computed together with anything, since it must have the same bits
+for one row and for many (`linear.fixed_linear`). Nothing here imports torch before a tensor is there.
 """
 
 from collections.abc import Sequence
@@ -100,12 +101,14 @@ class Normed(Deferred):
 class Product(Deferred):
     """W x (+ b): x [T, K], W [N, K], b [N] -> [T, N] in W's dtype."""
 
-    def __init__(self, x: "Tensor | Deferred", weight: "Tensor", bias: "Tensor | None"):
-        self.x, self.weight, self.bias = x, weight, bias
+    def __init__(self, x: "Tensor | Deferred", weight: "Tensor", bias: "Tensor | None", fixed: bool):
+        self.x, self.weight, self.bias, self.fixed = x, weight, bias, fixed
 
     def one_normed_row(self) -> "Normed | None":
         """The norm that can be taken inside this product."""
         x = self.x
+        if self.fixed:
+            return None
         if isinstance(x, Normed) and x.result is None and not isinstance(x.x, Deferred) and x.x.shape[0] == 1:
             return x
         return None
@@ -113,13 +116,13 @@ class Product(Deferred):
     def now(self) -> "Tensor":
         if norm := self.one_normed_row():
             return ops.norm_linear(norm.x, norm.weight, norm.eps, self.weight, self.bias)
-        return ops.linear(now(self.x), self.weight, self.bias)
+        return (ops.fixed_linear if self.fixed else ops.linear)(now(self.x), self.weight, self.bias)
 
     def __radd__(self, residual: Any) -> Any:
         x = now(self.x)
-        if self.bias is None and x.shape[0] == 1:
+        if self.bias is None and x.shape[0] == 1 and not self.fixed:
             return ops.linear_add(x, self.weight, residual)
-        return Sum(residual, ops.linear(x, self.weight, self.bias), None)
+        return Sum(residual, self.now(), None)
 
 
 class Turned(Deferred):
@@ -140,10 +143,10 @@ def normed(x: Any, weight: "Tensor", eps: float, out: "dtype") -> Any:
     return ops.rms_norm(x, weight, eps, out)
 
 
-def product(x: Any, weight: "Tensor", bias: "Tensor | None" = None) -> Any:
-    """`x` [T, K], `weight` [N, K], `bias` [N] -> [T, N]."""
+def product(x: Any, weight: "Tensor", bias: "Tensor | None" = None, fixed: bool = False) -> Any:
+    """`x` [T, K], `weight` [N, K], `bias` [N] -> [T, N]. `fixed`: a row's bits do not depend on the others (on a GPU)."""
     if isinstance(x, Deferred) or ops.on_gpu(x):
-        return Product(x, weight, bias)
+        return Product(x, weight, bias, fixed)
     return ops.linear(x, weight, bias)
 
 

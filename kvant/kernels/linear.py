@@ -48,6 +48,44 @@ def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
 
 @triton.jit
+def _part(
+    x,
+    weight,
+    part,
+    outs,
+    rows,
+    num_rows,
+    num_outs,
+    x_stride,
+    SIZE: tl.constexpr,
+    PART_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    STEP: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """The sums over one part of K, [TILE, ROWS] fp32."""
+    step = tl.arange(0, STEP)
+    w_start = weight + outs.to(tl.int64)[:, None] * SIZE
+    x_start = x + rows.to(tl.int64)[:, None] * x_stride
+    total = tl.zeros([TILE, ROWS], tl.float32)
+    first = part * PART_SIZE
+    for k in range(first, tl.minimum(first + PART_SIZE, SIZE), STEP):
+        column = k + step
+        w_mask = (outs < num_outs)[:, None]
+        x_mask = (rows < num_rows)[:, None]
+        if SIZE % STEP:
+            w_mask = w_mask & (column < SIZE)[None, :]
+            x_mask = x_mask & (column < SIZE)[None, :]
+        w = tl.load(w_start + column[None, :], mask=w_mask, other=0.0, eviction_policy="evict_first")
+        values = tl.load(x_start + column[None, :], mask=x_mask, other=0.0, eviction_policy="evict_last")
+        if UPCAST:
+            w, values = w.to(tl.float32), values.to(tl.float32)
+        total = tl.dot(w, tl.trans(values), total, input_precision="ieee")
+    return total
+
+
+@triton.jit
 def _skinny_kernel(
     x,
     weight,
@@ -64,6 +102,7 @@ def _skinny_kernel(
     TILE: tl.constexpr,  # outs of one program
     STEP: tl.constexpr,  # of K
     PARTS: tl.constexpr,
+    ALONE: tl.constexpr,  # one program takes all parts, one after the other
     BIAS: tl.constexpr,
     UPCAST: tl.constexpr,
     EARLY: tl.constexpr,
@@ -72,33 +111,23 @@ def _skinny_kernel(
     wait_for_inputs(EARLY)
     tile, part = tl.program_id(0), tl.program_id(1)
     outs = tile * TILE + tl.arange(0, TILE)
-    rows = tl.arange(0, ROWS)
-    step = tl.arange(0, STEP)
-    w_start = weight + outs.to(tl.int64)[:, None] * SIZE
-    x_start = x + rows[:, None] * x_stride
-    total = tl.zeros([TILE, ROWS], tl.float32)
-    first = part * PART_SIZE
-    for k in range(first, tl.minimum(first + PART_SIZE, SIZE), STEP):
-        column = k + step
-        w_mask = (outs < num_outs)[:, None]
-        x_mask = (rows < num_rows)[:, None]
-        if SIZE % STEP:
-            w_mask = w_mask & (column < SIZE)[None, :]
-            x_mask = x_mask & (column < SIZE)[None, :]
-        w = tl.load(w_start + column[None, :], mask=w_mask, other=0.0, eviction_policy="evict_first")
-        values = tl.load(x_start + column[None, :], mask=x_mask, other=0.0, eviction_policy="evict_last")
-        if UPCAST:
-            w, values = w.to(tl.float32), values.to(tl.float32)
-        total = tl.dot(w, tl.trans(values), total, input_precision="ieee")
-
+    rows = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     inside = (outs < num_outs)[:, None] & (rows < num_rows)[None, :]
-    target = out + rows[None, :] * num_outs + outs[:, None]
-    if PARTS == 1:
+    target = out + rows.to(tl.int64)[None, :] * num_outs + outs[:, None]
+    if ALONE:
+        total = tl.zeros([TILE, ROWS], tl.float32)
+        for number in tl.static_range(PARTS):
+            total += _part(
+                x, weight, number, outs, rows, num_rows, num_outs, x_stride, SIZE, PART_SIZE, ROWS, TILE, STEP, UPCAST
+            )
+    else:
+        total = _part(x, weight, part, outs, rows, num_rows, num_outs, x_stride, SIZE, PART_SIZE, ROWS, TILE, STEP, UPCAST)
+    if ALONE or PARTS == 1:
         if BIAS:
             total += tl.load(bias + outs, mask=outs < num_outs, other=0.0).to(tl.float32)[:, None]
         tl.store(target, total.to(out.dtype.element_ty), mask=inside)
     else:
-        cell = tl.arange(0, TILE)[:, None] * ROWS + rows[None, :]
+        cell = tl.arange(0, TILE)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
         tl.store(partial + (tile * PARTS + part) * (TILE * ROWS) + cell, total)
         tl.debug_barrier()  # every thread's sums are written before one thread says so
         if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == PARTS - 1:
@@ -148,15 +177,24 @@ def skinny_triton(
 ) -> Tensor:
     """`x` [M, K], M <= 64 -> [M, N] in `dtype`, x's where none is given."""
     rows, size = x.shape
+    shape = shape or skinny_shape(rows, weight.shape[0], size, processors(x.device))
+    part_size = cdiv(cdiv(size, shape.parts), shape.step) * shape.step
+    return _launch(x, weight, bias, dtype, shape, part_size, max(16, power_of_two(rows)))
+
+
+def _launch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None, shape: Shape, part_size: int, padded: int
+) -> Tensor:
+    """`padded`: rows of one program; more rows are more programs, which then take all parts of K themselves."""
+    rows, size = x.shape
     outs = weight.shape[0]
-    shape = shape or skinny_shape(rows, outs, size, processors(x.device))
-    padded = max(16, power_of_two(rows))
-    tiles = cdiv(outs, shape.tile)
+    tiles, blocks = cdiv(outs, shape.tile), cdiv(rows, padded)
+    alone = blocks > 1
     out = torch.empty((rows, outs), dtype=dtype or x.dtype, device=x.device)
     partial = out
-    if shape.parts > 1:
+    if shape.parts > 1 and not alone:
         partial = torch.empty((tiles * shape.parts * shape.tile * padded,), dtype=torch.float32, device=x.device)
-    _skinny_kernel[(tiles, shape.parts)](
+    _skinny_kernel[(tiles, 1 if alone else shape.parts, blocks)](
         x,
         weight,
         weight if bias is None else bias,
@@ -167,11 +205,12 @@ def skinny_triton(
         outs,
         x.stride(0),
         SIZE=size,
-        PART_SIZE=cdiv(cdiv(size, shape.parts), shape.step) * shape.step,
+        PART_SIZE=part_size,
         ROWS=padded,
         TILE=shape.tile,
         STEP=shape.step,
         PARTS=shape.parts,
+        ALONE=alone,
         BIAS=bias is not None,
         UPCAST=INTERPRETED,
         EARLY=begins_early(x.device),
@@ -180,6 +219,26 @@ def skinny_triton(
         num_stages=shape.stages,
     )
     return out
+
+
+def fixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """As `linear`, for any number of rows, and every row has the same bits whatever rows are beside it.
+
+    K is cut into the same parts, walked in the same order of tensor-core instructions, and the parts are added in the same
+    order, whether programs of their own or one program took them. Only how many rows a program has depends on M: a column of
+    an instruction does not see its neighbours.
+    """
+    rows, size = x.shape
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    if x.element_size() == 4:  # for checking: one shape for everything
+        shape = Shape(32, 32, 1, 4, 2)
+        return _launch(x, weight, bias, dtype, shape, cdiv(size, 32) * 32, 16)
+    cut = skinny_shape(MAX_ROWS, weight.shape[0], size, processors(x.device))
+    part_size = cdiv(cdiv(size, cut.parts), 128) * 128
+    if rows <= MAX_ROWS:
+        return _launch(x, weight, bias, dtype, cut._replace(step=128), part_size, max(16, power_of_two(rows)))
+    shape = Shape(128, 64, cdiv(size, part_size), 8, 3)
+    return _launch(x, weight, bias, dtype, shape, part_size, 128)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

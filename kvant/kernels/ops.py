@@ -21,6 +21,7 @@ _HOMES = {
     "soft_cap": "soft_cap",
     "on_gpu": "language",
     "logits": "linear",
+    "fixed_linear": "linear",
 }
 
 

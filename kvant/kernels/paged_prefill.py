@@ -10,6 +10,10 @@ rows of queries: the G query heads of one key head times ROWS / G neighbouring q
 
 The tiles of all sequences are numbered without knowing the lengths on the host: those of sequence s begin at
 query_start[s] // QUERIES + s, which is enough room for every sequence; tiles that turn out to be empty leave at once.
+
+`fixed_attention` is the same kernel for all sequences, those with one query too, and with one shape whatever the step: every
+query meets its keys in the same tiles, in the same order, and always through the loop with the mask. What a query computes is
+its row of each tile, so its bits do not depend on what else is computed.
 """
 
 from typing import NamedTuple
@@ -107,6 +111,7 @@ def _prefill_kernel(
     WINDOW: tl.constexpr,  # 0: none
     CAPPED: tl.constexpr,
     UPCAST: tl.constexpr,
+    FIXED: tl.constexpr,  # one loop for all keys, sequences with one query too
 ):
     """One program: one tile of queries, one key head."""
     number = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -118,7 +123,7 @@ def _prefill_kernel(
     start = tl.load(query_start + sequence)
     num_queries = tl.load(query_start + sequence + 1) - start
     first_query = (number - (start // QUERIES + sequence)) * QUERIES
-    if (first_query >= num_queries) | (num_queries == 1):
+    if (first_query >= num_queries) | ((num_queries == 1) & (not FIXED)):
         return
 
     row = tl.arange(0, ROWS)
@@ -143,6 +148,8 @@ def _prefill_kernel(
     if WINDOW:
         first_key = tl.maximum(lowest - WINDOW + 1, 0) // KEYS * KEYS
         middle = first_key
+    elif FIXED:
+        middle = 0
     else:
         best, weight_sum, total = _swept(
             query, keys, values, table, head, first_key, middle, kv_len, own, best, weight_sum, total, scale, cap,
@@ -166,13 +173,22 @@ def choose_tile(size: int, itemsize: int) -> Tile:
     return Tile(128, 64, 8, 2)
 
 
+def fixed_attention(paged: Paged, scores: Scores, out: Tensor) -> None:
+    """Writes all rows of `out` [T, N, H]; the bits of each depend on its sequence alone."""
+    tile = Tile(16, 32, 4, 2) if paged.q.element_size() == 4 else Tile(64, 64, 4, 3)
+    _launch(paged, scores, out, tile, fixed=True)
+
+
 def paged_prefill(paged: Paged, scores: Scores, out: Tensor, tile: Tile | None = None) -> None:
     """Writes the rows of `out` [T, N, H] whose sequence has more than one query. Reference: `paged_attention_reference`."""
+    _launch(paged, scores, out, tile or choose_tile(paged.q.shape[-1], paged.q.element_size()), fixed=False)
+
+
+def _launch(paged: Paged, scores: Scores, out: Tensor, tile: Tile, fixed: bool) -> None:
     sequences = paged.kv_lens.shape[0]
     tokens, heads, size = paged.q.shape
     kv_heads = paged.keys.shape[1]
     group = heads // kv_heads
-    tile = tile or choose_tile(size, paged.q.element_size())
     rows = max(tile.rows, power_of_two(group))
     queries = rows // group
     _prefill_kernel[(tokens // queries + sequences, kv_heads)](
@@ -199,6 +215,7 @@ def paged_prefill(paged: Paged, scores: Scores, out: Tensor, tile: Tile | None =
         WINDOW=scores.window or 0,
         CAPPED=scores.soft_cap is not None,
         UPCAST=INTERPRETED,
+        FIXED=fixed,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

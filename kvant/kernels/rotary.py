@@ -197,12 +197,14 @@ def rotary_and_store_triton(
     keys: Tensor,
     values: Tensor,
     norms: HeadNorms | None = None,
+    per_program: int | None = None,
 ) -> Tensor:
+    """`per_program`: tokens of one program; how a head's norm is summed depends on it."""
     tokens, heads, size = q.shape
     kv_heads = k.shape[1]
     out = torch.empty((tokens, heads, size), dtype=q.dtype, device=q.device)
     q, k, v = (rows_of(x) for x in (q, k, v))
-    per_program = 1 if tokens <= 64 else 8
+    per_program = per_program or (1 if tokens <= 64 else 8)
     if tokens == 0:
         return out
     _rotary_and_store_kernel[(cdiv(tokens, per_program), kv_heads)](

@@ -40,23 +40,27 @@ class WeightScheme(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where weights go and in which arithmetic."""
+    """Where weights go and in which arithmetic. `deterministic`: a row's bits must not depend on the rows beside it."""
 
     device: str
     dtype: torch.dtype
+    deterministic: bool = False
 
 
 class Dense:
     """The plain form: every value in the activation dtype."""
 
-    def __init__(self, weight: Tensor):
+    def __init__(self, weight: Tensor, deterministic: bool = False):
         self.weight = weight
+        self.deterministic = deterministic
         self.shape = (weight.shape[0], weight.shape[1])
 
     def product(self, x: Any, bias: Tensor | None = None) -> Any:
-        return deferred.product(x, self.weight, bias)
+        return deferred.product(x, self.weight, bias, self.deterministic)
 
     def logits(self, x: Tensor) -> Tensor:
+        if self.deterministic and ops.on_gpu(x):
+            return ops.fixed_linear(x, self.weight, dtype=torch.float32)
         return ops.logits(x, self.weight)
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -68,9 +72,8 @@ class Dense:
 
 def pack(parts: list[StoredTensor], placement: Placement) -> WeightScheme:
     """One scheme for matrices that share their input, stacked along the rows."""
-    return Dense(
-        torch.cat([to_tensor(part, placement) for part in parts]) if len(parts) > 1 else to_tensor(parts[0], placement)
-    )
+    weight = torch.cat([to_tensor(part, placement) for part in parts]) if len(parts) > 1 else to_tensor(parts[0], placement)
+    return Dense(weight, placement.deterministic)
 
 
 def to_tensor(stored: StoredTensor, placement: Placement) -> Tensor:

@@ -52,8 +52,14 @@ CASES = [
     (
         linear._skinny_kernel,
         dict(x=B, weight=B, bias=B, out=B, partial=F, arrived=I, num_rows=NUMBER, num_outs=NUMBER, x_stride=NUMBER),
-        dict(SIZE=4096, PART_SIZE=1024, ROWS=64, TILE=64, STEP=128, PARTS=4, BIAS=True, UPCAST=False),
+        dict(SIZE=4096, PART_SIZE=1024, ROWS=64, TILE=64, STEP=128, PARTS=4, ALONE=False, BIAS=True, UPCAST=False),
         dict(num_warps=4, num_stages=4),
+    ),
+    (  # as the deterministic mode launches it for many rows
+        linear._skinny_kernel,
+        dict(x=B, weight=B, bias=B, out=F, partial=F, arrived=I, num_rows=NUMBER, num_outs=NUMBER, x_stride=NUMBER),
+        dict(SIZE=4096, PART_SIZE=2048, ROWS=128, TILE=128, STEP=64, PARTS=2, ALONE=True, BIAS=False, UPCAST=False),
+        dict(num_warps=8, num_stages=3),
     ),
     (
         paged_decode._plan_kernel,
@@ -73,8 +79,14 @@ CASES = [
     (
         paged_prefill._prefill_kernel,
         ATTENTION | SCORES,
-        HEADS | dict(QUERIES=32, ROWS=128, KEYS=128),
+        HEADS | dict(QUERIES=32, ROWS=128, KEYS=128, FIXED=False),
         dict(num_warps=8, num_stages=2),
+    ),
+    (
+        paged_prefill._prefill_kernel,
+        ATTENTION | SCORES,
+        HEADS | dict(QUERIES=16, ROWS=64, KEYS=64, FIXED=True),
+        dict(num_warps=4, num_stages=3),
     ),
     (
         gathered_prefill._gather_kernel,
