@@ -15,7 +15,7 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,8 @@ MODELS = ("smollm2-135m", "gemma3-270m")
 VARIANTS: dict[str, dict[str, Any]] = {"default": {}, "deterministic": {"deterministic": True}}
 MEASURED = {"default": tuple(MODES), "deterministic": ("prompt",)}  # few rows are the same arithmetic in both
 WITH_PEER = ("prompt", "decode_8")  # of the default variant
-FEW = {"decode": 8}  # windows, where steps are slow and rows of eight are the same arithmetic
+# Windows: few where steps are slow and rows of eight are the same arithmetic; as many as stand side by side where fewer are not.
+FEW = {"decode": 8, "decode_32": 32}
 REFERENCE_GATE = 0.01  # |log-probability - transformers'|, the largest of the fixture's
 
 
@@ -81,24 +82,22 @@ def check_reference(reference: Reference, model: str) -> float:
     return away
 
 
-def measure(wanted: Iterable[Scenario], threads: int, most: int | None, peer: bool) -> list[Row]:
-    """Rows of one model's scenarios, which share a reference."""
-    wanted = list(wanted)
+def measure(wanted: list[Scenario], threads: int, most: int | None, peer: bool) -> Iterator[list[Row]]:
+    """Rows of one model's scenarios, which share a reference; those of one size of window at a time."""
     model = wanted[0].model
     ids, bos = read_text(model)
     reference = Reference(model, threads)
     print(f"{model}: the reference is within {check_reference(reference, model):.1e} of transformers", flush=True)
     engines = {name: Native(model, threads, **VARIANTS[name]) for name in dict.fromkeys(s.variant for s in wanted)}
-    rows = []
     for size in dict.fromkeys(MODES[s.mode].window for s in wanted):
         reference.read(windows(ids, size, bos)[:most])
-        here = [s for s in wanted if MODES[s.mode].window == size]
-        for scenario in here:
+        rows = []
+        for scenario in (s for s in wanted if MODES[s.mode].window == size):
             rows.append(row(scenario, engines[scenario.variant], reference))
             print(line(rows[-1]), flush=True)
         if peer:
             add_peer([r for r in rows if "second_half" in r], reference, threads)
-    return rows
+        yield rows
 
 
 def row(scenario: Scenario, engine: Native, reference: Reference) -> Row:
@@ -153,9 +152,9 @@ def main() -> None:
         wanted = [SCENARIOS[name] for name in arguments.rows if SCENARIOS[name].model == model]
         if not wanted:
             continue
-        rows = measure(wanted, arguments.threads, arguments.windows, not arguments.no_peer)
-        if arguments.output:
-            merge(arguments.output, [entry | origin(arguments.threads, versions) for entry in rows], SCENARIOS)
+        for rows in measure(wanted, arguments.threads, arguments.windows, not arguments.no_peer):
+            if arguments.output:
+                merge(arguments.output, [entry | origin(arguments.threads, versions) for entry in rows], SCENARIOS)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,33 @@
 """Speed of bare native steps: decode at several batch sizes and contexts, and prompts. Minimum and median of many.
 
-python -m benchmarks.native.speed MODEL.gguf [isa] [quick]
+python -m benchmarks.native.speed [MODEL] [--isa avx2] [--quick]
 """
 
-import sys
+import argparse
+import os
 import time
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.native.models import gemma3, llama, read
 from benchmarks.native.stepping import batch
-from kvant.native.build import load
+from kvant.config.engine import DEFAULT_MODEL
+from kvant.config.model import ModelConfig
+from kvant.distributed.mesh import Mesh
+from kvant.models.load import build, load_weights, open_model
+from kvant.native.build import ISAS, load
+from kvant.native.executor import NativeModel
+from kvant.native.record import record
+
+
+def network(name: str, isa: str, threads: int) -> NativeModel:
+    """The recorded network of a model, compiled for `isa`."""
+    library = load(print, isa=isa)
+    assert library is not None
+    checkpoint = open_model(name)
+    config = ModelConfig.from_dict(checkpoint.config)
+    model = build(config, Mesh())
+    load_weights(model, checkpoint.tensors, None)
+    return record(model, config.cache_groups()).finish(library, threads=threads)
 
 
 def measure(model, cache, steps, repeats: int) -> tuple[float, float]:
@@ -24,12 +40,15 @@ def measure(model, cache, steps, repeats: int) -> tuple[float, float]:
     return min(times), float(np.median(times))
 
 
-def main(path: str, isa: str = "native", quick: str = "") -> None:
-    library = load(print, isa=isa)
-    assert library is not None
-    file = read(Path(path))
-    program = gemma3(file) if file.fields["general.architecture"] == "gemma3" else llama(file)
-    model = program.finish(library, threads=2)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
+    parser.add_argument("--isa", choices=ISAS, default="native")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    quick = arguments.quick
+    model = network(arguments.model, arguments.isa, arguments.threads)
     groups = len(model.groups)
     rng = np.random.default_rng(0)
     blocks = 40
@@ -53,4 +72,4 @@ def show(what: str, tokens: int, times: tuple[float, float]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
