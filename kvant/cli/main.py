@@ -29,6 +29,7 @@ COMMANDS = {
     "pull": ("kvant.cli.models", "pull"),
     "list": ("kvant.cli.models", "list_"),
     "rm": ("kvant.cli.models", "remove"),
+    "bench": ("kvant.cli.bench", "bench"),
     "plan": ("kvant.cli.plan", "plan"),
     "explain-config": ("kvant.cli.explain", "explain_config"),
     "doctor": ("kvant.cli.doctor", "doctor"),

@@ -14,7 +14,7 @@ from tests.cli.fake import MODEL, FakeLLM, doors
 from tests.cli.terminal import ROOT
 from tests.tiny_folder import write_folder
 
-COMMANDS = ["run", "pull", "list", "rm", "plan", "explain-config", "doctor"]
+COMMANDS = ["run", "pull", "list", "rm", "bench", "plan", "explain-config", "doctor"]
 
 
 def test_version(capsys):

@@ -1,0 +1,224 @@
+"""Where a step's time goes, operation by operation, each with its share and the fraction of its limit.
+
+Decode steps: two runs of the same prompts, one some steps longer than the other; what the longer one spent more is what those
+steps cost. Prompts: one run that ends with the first tokens.
+
+    native   the executor's own clock, per recorded operation
+    torch    kernels as the driver reports them, on a CPU torch's operators (torch.profiler), by name; which part of the
+             network a kernel belongs to is told by its name, and the floor is the part's
+
+What no operation covers is shown as well: the host between the steps, or an idle GPU.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from kvant.bench.report import Row
+from kvant.bench.running import run
+from kvant.bench.target import Say, Target
+from kvant.bench.workload import Workload
+from kvant.native.program import Kind, Operation
+from kvant.planning.work import Row as Part
+from kvant.planning.work import Work
+
+STEPS = 16
+BRIEF = 2  # tokens of the shorter run
+NAME_LENGTH = 60
+# Parts of the network by what a kernel's name holds; the first that fits.
+PARTS = {
+    "attention": r"decode|prefill|attention|flash|fmha|gather_kernel|merge",
+    "products": r"_row|skinny|linear|logits|gemm|gemv|nvjet|cutlass|matmul|mm_",
+    "norms": r"norm",
+    "sampling": r"sampl|gumbel|draw|argmax|sort|topk|softmax|cumsum|scan",
+    "rotary and cache": r"rotary|store",
+}
+
+
+class Spent(NamedTuple):
+    """What one operation took, in a run or in a step."""
+
+    seconds: float
+    count: float
+
+
+Snapshot = dict[str, Spent]
+
+
+class Step(NamedTuple):
+    """One step, taken apart."""
+
+    seconds: float
+    operations: Snapshot  # per step
+
+
+def profile(target: Target, workload: Workload, say: Say) -> list[Row]:
+    """A decode step of `workload`'s streams: one row per operation, the largest first, and what no operation covers."""
+    say(f"profiling a step of {len(workload.prompts)} streams")
+    middle = BRIEF + STEPS // 2
+    rows = [Part(len(prompt) + middle - 1, 1) for prompt in workload.prompts]
+    return _rows(target, decode_step(target, workload), _works(target, rows))
+
+
+def profile_prompts(target: Target, workload: Workload, say: Say) -> list[Row]:
+    """The same for the steps that compute all of `workload`'s prompts."""
+    say(f"profiling {len(workload.prompts)} prompts")
+    first = workload.with_output_len(1)
+    wall = _least(target, first)
+    with _meter(target)(target, 1) as spent:
+        run(target.llm, first)
+    rows = [Part(0, len(prompt)) for prompt in workload.prompts]
+    return _rows(target, Step(wall, spent), _works(target, rows))
+
+
+def decode_step(target: Target, workload: Workload) -> Step:
+    """The mean of `STEPS` decode steps after the first two."""
+    meter = _meter(target)
+    brief, whole = (workload.with_output_len(BRIEF + extra) for extra in (0, STEPS))
+    run(target.llm, brief)
+    wall = _least(target, whole) - _least(target, brief)  # without the meter, which slows the host
+    with meter(target, BRIEF) as before:
+        run(target.llm, brief)
+    with meter(target, BRIEF + STEPS) as after:
+        run(target.llm, whole)
+    return Step(wall / STEPS, {name: spent for name in after if (spent := _more(after[name], before.get(name))).count > 0})
+
+
+def _more(after: Spent, before: Spent | None) -> Spent:
+    """What the longer run spent more, per step."""
+    before = before or Spent(0.0, 0)
+    return Spent(max(0.0, after.seconds - before.seconds) / STEPS, (after.count - before.count) / STEPS)
+
+
+def busy_seconds(step: Step) -> float:
+    """How long operations ran during one step. They follow one another, so their times add up."""
+    return sum(spent.seconds for spent in step.operations.values())
+
+
+def _least(target: Target, workload: Workload, repeats: int = 3) -> float:
+    return min(run(target.llm, workload)[0] for _ in range(repeats))
+
+
+# --- meters -------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _native(target: Target, num_steps: int) -> Iterator[Snapshot]:
+    """Every operation of the native executor while the block runs, which is `num_steps` steps."""
+    model = target.runner.model
+    result: Snapshot = {}
+    with model.profiled() as times:
+        yield result
+    for operation, nanoseconds in zip(model.operations, times.tolist(), strict=True):
+        _add(result, label(operation, operation is model.operations[-1]), nanoseconds * 1e-9, num_steps)
+
+
+@contextmanager
+def _torch(target: Target, num_steps: int) -> Iterator[Snapshot]:
+    """Every kernel and copy of the GPU while the block runs; on a CPU every operator of torch, without those it calls."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    on_gpu = target.config.device == "cuda"
+    result: Snapshot = {}
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as recorded:
+        yield result
+        if on_gpu:
+            torch.cuda.synchronize()
+    for event in recorded.events():
+        if not on_gpu:
+            _add(result, event.name, event.self_cpu_time_total * 1e-6, 1)
+        elif event.device_type == torch.autograd.DeviceType.CUDA:
+            _add(result, event.name, event.device_time_total * 1e-6, 1)
+
+
+def _meter(target: Target) -> Any:
+    return _native if target.runner.executor == "native" else _torch
+
+
+def _add(snapshot: Snapshot, name: str, seconds: float, count: float) -> None:
+    known = snapshot.get(name, Spent(0.0, 0))
+    snapshot[name] = Spent(known.seconds + seconds, known.count + count)
+
+
+# --- floors -------------------------------------------------------------------------------------------------------------
+
+
+def label(operation: Operation, is_head: bool) -> str:
+    """What an operation is called, whatever its layer: "q_proj + k_proj + v_proj", "attention", "rotary"."""
+    if is_head:
+        return "head"
+    if operation.kind != Kind.LINEAR:
+        return operation.kind.name.lower().replace("_", " ")
+    return " + ".join(part(weight.name) for weight in operation.weights)
+
+
+def part(name: str) -> str:
+    """model.layers.3.mlp.down_proj.weight -> down_proj"""
+    return re.sub(r"\.weight.*", "", name).rsplit(".", 1)[-1]
+
+
+def _works(target: Target, rows: list[Part]) -> dict[str, Work]:
+    return _native_works(target, rows) if target.runner.executor == "native" else _part_works(target, rows)
+
+
+def _native_works(target: Target, rows: list[Part]) -> dict[str, Work]:
+    works: dict[str, Work] = {"attention": target.network.step(rows, 0)["attention"]}
+    num_tokens = sum(row.num_tokens for row in rows)
+    for operation in target.runner.model.operations:
+        if operation.kind != Kind.LINEAR:
+            continue
+        is_head = operation is target.runner.model.operations[-1]
+        name = label(operation, is_head)
+        known = works.get(name, Work(0, 0))
+        num_bytes = sum(weight.num_bytes for weight in operation.weights)
+        values = sum(weight.shape[0] * weight.shape[1] for weight in operation.weights)
+        times = 2 * (len(rows) if is_head else num_tokens)
+        works[name] = Work(known.num_bytes + num_bytes, known.operations + times * values)
+    return works
+
+
+def _part_works(target: Target, rows: list[Part]) -> dict[str, Work]:
+    step = target.network.step(rows, len(rows))
+    linears, head = step["linears"], step["head"]
+    products = Work(linears.num_bytes + head.num_bytes, linears.operations + head.operations)
+    return {"attention": step["attention"], "products": products}
+
+
+def _rows(target: Target, step: Step, works: dict[str, Work]) -> list[Row]:
+    found: list[Row] = []
+    if target.runner.executor == "torch":
+        for name, work in works.items():
+            seconds = sum(s.seconds for kernel, s in step.operations.items() if part_of(kernel) == name)
+            if seconds:
+                found.append(_row(f"all of {name}", seconds, step, work.seconds(target.ceilings)))
+    floors = {name: work.seconds(target.ceilings) for name, work in works.items()}
+    for name, spent in sorted(step.operations.items(), key=lambda item: -item[1].seconds):
+        floor = floors.get(name) if target.runner.executor == "native" else None
+        found.append(_row(name[:NAME_LENGTH], spent.seconds, step, floor, f"x{spent.count:g}"))
+    rest = step.seconds - busy_seconds(step)
+    found.append(_row("everything else", max(0.0, rest), step, None, "outside the operations"))
+    total = sum(floors.values())
+    found.append(Row("step", 1e6 * step.seconds, "us", 1e6 * total, total / step.seconds, None, "wall time"))
+    return found
+
+
+def _row(name: str, seconds: float, step: Step, floor: float | None, note: str = "") -> Row:
+    share = f"{100 * seconds / step.seconds:5.1f} % of the step"
+    note = f"{share}, {note}" if note else share
+    return Row(
+        name,
+        1e6 * seconds,
+        "us",
+        None if floor is None else 1e6 * floor,
+        floor / seconds if floor and seconds else None,
+        None,
+        note,
+    )
+
+
+def part_of(kernel: str) -> str:
+    """Which part of the network a kernel belongs to, by its name; "other" where it tells nothing."""
+    lowered = kernel.lower()
+    return next((name for name, pattern in PARTS.items() if re.search(pattern, lowered)), "other")
