@@ -45,7 +45,9 @@ def create(config: EngineConfig) -> Created:
         opened, resolved = plan(config, detect())
         source = opened.checkpoint.tokenizer_source
         tokenizer = Tokenizer.from_source(source)
-        made = create_runner(resolved, opened, tokenizer.num_drawable)
+        # Random weights without a tokenizer draw from all of their vocabulary, as a model of that shape would.
+        num_drawable = opened.config.vocab_size if source.kind == "none" else tokenizer.num_drawable
+        made = create_runner(resolved, opened, num_drawable)
         engine = _engine(resolved, opened, tokenizer, made.runner)
     notices = (*resolved.notices, *opened.notices, *made.notices)
     return Created(engine, tokenizer, source, resolved.config, opened.default_sampling, resolved.reasons, notices)
