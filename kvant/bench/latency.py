@@ -8,7 +8,7 @@ Each of the two at its best: the best of many differences would be the one whose
 """
 
 from kvant.bench.report import Row, rate, timed
-from kvant.bench.running import seconds
+from kvant.bench.running import prompt_steps, seconds
 from kvant.bench.target import Say, Target
 from kvant.bench.workload import Workload
 from kvant.errors import ConfigError
@@ -20,9 +20,13 @@ SHORT_SHARE = 9  # 288 and 32 tokens, 128 and 14
 def latency(target: Target, workload: Workload, num_iters: int, say: Say) -> list[Row]:
     """Prompts and steps of a uniform workload, all of whose sequences run at the same time; the best of `num_iters`."""
     prompts, long = [len(prompt) for prompt in workload.prompts], max(workload.output_lens)
-    short = max(1, long // SHORT_SHARE)
-    if short == long:
-        raise ConfigError("latency is a difference of two lengths: --output-len must be at least 2")
+    # All streams must run before the shorter answers end, or the difference would not be of whole steps.
+    short = max(1, long // SHORT_SHARE, prompt_steps(target, workload))
+    if short >= long:
+        raise ConfigError(
+            f"latency is a difference of two lengths, and computing the prompts takes {short} steps; "
+            f"--output-len must be at least {short + 1}"
+        )
     running = len(prompts)
     if running > target.config.max_num_seqs:
         raise ConfigError(f"{running} streams do not run at once with a max_num_seqs of {target.config.max_num_seqs}")

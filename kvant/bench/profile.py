@@ -13,10 +13,11 @@ What no operation covers is shown as well: the host between the steps, or an idl
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kvant.bench.report import Row
-from kvant.bench.running import run
+from kvant.bench.running import prompt_steps, run
 from kvant.bench.target import Say, Target
 from kvant.bench.workload import Workload
 from kvant.native.program import Kind, Operation
@@ -43,20 +44,30 @@ class Spent(NamedTuple):
     count: float
 
 
-Snapshot = dict[str, Spent]
+@dataclass(slots=True)
+class Snapshot:
+    """What a run spent: per operation, and in all. Kernels may overlap, so that the whole is less than its parts."""
+
+    operations: dict[str, Spent] = field(default_factory=dict)
+    busy: float = 0.0  # seconds in which any operation ran
+
+    def add(self, name: str, seconds: float, count: float) -> None:
+        known = self.operations.get(name, Spent(0.0, 0))
+        self.operations[name] = Spent(known.seconds + seconds, known.count + count)
 
 
 class Step(NamedTuple):
     """One step, taken apart."""
 
     seconds: float
-    operations: Snapshot  # per step
+    busy: float
+    operations: dict[str, Spent]  # per step
 
 
 def profile(target: Target, workload: Workload, say: Say) -> list[Row]:
     """A decode step of `workload`'s streams: one row per operation, the largest first, and what no operation covers."""
     say(f"profiling a step of {len(workload.prompts)} streams")
-    middle = BRIEF + STEPS // 2
+    middle = BRIEF + prompt_steps(target, workload) + STEPS // 2
     rows = [Part(len(prompt) + middle - 1, 1) for prompt in workload.prompts]
     return _rows(target, decode_step(target, workload), _works(target, rows))
 
@@ -66,34 +77,36 @@ def profile_prompts(target: Target, workload: Workload, say: Say) -> list[Row]:
     say(f"profiling {len(workload.prompts)} prompts")
     first = workload.with_output_len(1)
     wall = _least(target, first)
-    with _meter(target)(target, 1) as spent:
+    with _meter(target)(target, prompt_steps(target, workload)) as spent:
         run(target.llm, first)
     rows = [Part(0, len(prompt)) for prompt in workload.prompts]
-    return _rows(target, Step(wall, spent), _works(target, rows))
+    return _rows(target, Step(wall, spent.busy, spent.operations), _works(target, rows))
 
 
 def decode_step(target: Target, workload: Workload) -> Step:
-    """The mean of `STEPS` decode steps after the first two."""
+    """The mean of `STEPS` decode steps in which all streams run.
+
+    A stream goes on until all prompts are computed, however many steps that takes: then the steps that only the longer run
+    has are all alike.
+    """
     meter = _meter(target)
-    brief, whole = (workload.with_output_len(BRIEF + extra) for extra in (0, STEPS))
+    num_before = BRIEF + prompt_steps(target, workload)
+    brief, whole = (workload.with_output_len(num_before + extra) for extra in (0, STEPS))
     run(target.llm, brief)
     wall = _least(target, whole) - _least(target, brief)  # without the meter, which slows the host
-    with meter(target, BRIEF) as before:
+    with meter(target, num_before) as before:
         run(target.llm, brief)
-    with meter(target, BRIEF + STEPS) as after:
+    with meter(target, num_before + STEPS) as after:
         run(target.llm, whole)
-    return Step(wall / STEPS, {name: spent for name in after if (spent := _more(after[name], before.get(name))).count > 0})
+    per_step = {name: _more(spent, before.operations.get(name)) for name, spent in after.operations.items()}
+    busy = max(0.0, after.busy - before.busy) / STEPS
+    return Step(wall / STEPS, busy, {name: spent for name, spent in per_step.items() if spent.count > 0})
 
 
 def _more(after: Spent, before: Spent | None) -> Spent:
     """What the longer run spent more, per step."""
     before = before or Spent(0.0, 0)
     return Spent(max(0.0, after.seconds - before.seconds) / STEPS, (after.count - before.count) / STEPS)
-
-
-def busy_seconds(step: Step) -> float:
-    """How long operations ran during one step. They follow one another, so their times add up."""
-    return sum(spent.seconds for spent in step.operations.values())
 
 
 def _least(target: Target, workload: Workload, repeats: int = 3) -> float:
@@ -107,11 +120,12 @@ def _least(target: Target, workload: Workload, repeats: int = 3) -> float:
 def _native(target: Target, num_steps: int) -> Iterator[Snapshot]:
     """Every operation of the native executor while the block runs, which is `num_steps` steps."""
     model = target.runner.model
-    result: Snapshot = {}
+    result = Snapshot()
     with model.profiled() as times:
         yield result
     for operation, nanoseconds in zip(model.operations, times.tolist(), strict=True):
-        _add(result, label(operation, operation is model.operations[-1]), nanoseconds * 1e-9, num_steps)
+        result.add(label(operation, operation is model.operations[-1]), nanoseconds * 1e-9, num_steps)
+    result.busy = float(times.sum()) * 1e-9
 
 
 @contextmanager
@@ -121,25 +135,33 @@ def _torch(target: Target, num_steps: int) -> Iterator[Snapshot]:
     from torch.profiler import ProfilerActivity
 
     on_gpu = target.config.device == "cuda"
-    result: Snapshot = {}
+    result = Snapshot()
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as recorded:
         yield result
         if on_gpu:
             torch.cuda.synchronize()
+    intervals = []
     for event in recorded.events():
         if not on_gpu:
-            _add(result, event.name, event.self_cpu_time_total * 1e-6, 1)
+            result.add(event.name, event.self_cpu_time_total * 1e-6, 1)
         elif event.device_type == torch.autograd.DeviceType.CUDA:
-            _add(result, event.name, event.device_time_total * 1e-6, 1)
+            result.add(event.name, event.device_time_total * 1e-6, 1)
+            intervals.append((event.time_range.start, event.time_range.end))
+    spent = sum(spent.seconds for spent in result.operations.values())
+    result.busy = covered(intervals) * 1e-6 if on_gpu else spent
+
+
+def covered(intervals: list[tuple[float, float]]) -> float:
+    """The length of the union of intervals."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def _meter(target: Target) -> Any:
     return _native if target.runner.executor == "native" else _torch
-
-
-def _add(snapshot: Snapshot, name: str, seconds: float, count: float) -> None:
-    known = snapshot.get(name, Spent(0.0, 0))
-    snapshot[name] = Spent(known.seconds + seconds, known.count + count)
 
 
 # --- floors -------------------------------------------------------------------------------------------------------------
@@ -197,7 +219,7 @@ def _rows(target: Target, step: Step, works: dict[str, Work]) -> list[Row]:
     for name, spent in sorted(step.operations.items(), key=lambda item: -item[1].seconds):
         floor = floors.get(name) if target.runner.executor == "native" else None
         found.append(_row(name[:NAME_LENGTH], spent.seconds, step, floor, f"x{spent.count:g}"))
-    rest = step.seconds - busy_seconds(step)
+    rest = step.seconds - step.busy
     found.append(_row("everything else", max(0.0, rest), step, None, "outside the operations"))
     total = sum(floors.values())
     found.append(Row("step", 1e6 * step.seconds, "us", 1e6 * total, total / step.seconds, None, "wall time"))

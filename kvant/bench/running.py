@@ -27,3 +27,11 @@ def run(llm: Any, workload: Workload) -> tuple[float, list[list[int]]]:
             problem = output.outputs[0].error or f"{len(answer)} tokens instead of {length}"
             raise GenerationError(f"a measurement failed: request {output.request_id} ended with {problem}")
     return took, answers
+
+
+def prompt_steps(target: Target, workload: Workload) -> int:
+    """How many steps the prompts take, a little rather too many: until then not all streams run."""
+    budget = target.config.max_num_batched_tokens
+    assert budget is not None
+    # Streams that decode already take a token each of every step's budget.
+    return -(-workload.num_prompt_tokens // max(1, budget - len(workload.prompts)))

@@ -47,15 +47,16 @@ class Target:
         ]
 
 
-def open_target(config: EngineConfig, say: Say) -> Target:
-    """Loads the model and measures the machine. Raises what `LLM(...)` raises."""
+def open_target(config: EngineConfig, say: Say, measured: Measured | None = None) -> Target:
+    """Loads the model, and measures the machine unless that was done. Raises what `LLM(...)` raises."""
     opened, _ = plan(config, detect())  # headers only: for shapes and formats
     say(f"loading {config.model}")
     llm = LLM(**{field.name: getattr(config, field.name) for field in fields(config)})
     executor, dtype = llm.engine.runner.executor, llm.config.dtype
     found = matrices(opened.config, opened.checkpoint.tensors, executor, dtype)
     network = network_of(opened.config, found, executor, dtype)
-    say("measuring the ceilings of this machine")
-    num_bytes = network.linears.num_bytes + network.head.num_bytes
-    measured = measure(llm.engine.runner, llm.config.device, dtype, llm.config.threads or 1, num_bytes)
+    if measured is None:
+        say("measuring the ceilings of this machine")
+        num_bytes = network.linears.num_bytes + network.head.num_bytes
+        measured = measure(llm.engine.runner, llm.config.device, dtype, llm.config.threads or 1, num_bytes)
     return Target(llm, found, network, measured)

@@ -41,6 +41,10 @@ class Workload:
         plain = SamplingParams(temperature=self.temperature, ignore_eos=True, detokenize=False, max_tokens=1, seed=0)
         return [plain.with_changes(max_tokens=length, seed=number) for number, length in enumerate(self.output_lens)]
 
+    def shortened(self, divisor: int) -> "Workload":
+        """The same with answers of a fraction of their lengths: meets the same batch sizes, for warming up."""
+        return replace(self, output_lens=tuple(max(1, length // divisor) for length in self.output_lens))
+
     def with_output_len(self, length: int) -> "Workload":
         return replace(self, output_lens=(length,) * len(self.prompts))
 

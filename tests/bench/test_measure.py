@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kvant.bench.latency import latency
-from kvant.bench.profile import label, part_of, profile, profile_prompts
+from kvant.bench.profile import covered, label, part_of, profile, profile_prompts
 from kvant.bench.running import run
 from kvant.bench.startup import start_once, startup
 from kvant.bench.target import open_target
@@ -68,6 +68,11 @@ def test_the_parts_of_a_step_make_a_step(target, take_apart):
         assert {"gate_proj + up_proj", "down_proj", "q_proj + k_proj + v_proj", "o_proj", "head", "attention"} <= {
             row.scenario for row in parts
         }
+
+
+def test_time_that_any_kernel_covers():
+    assert covered([]) == 0
+    assert covered([(5, 7), (0, 2), (1, 3), (1, 2), (6, 6.5), (9, 10)]) == 3 + 2 + 1
 
 
 @pytest.mark.parametrize("num, output_len, message", [(2, 1, "at least 2"), (5, 9, "max_num_seqs of 4")])
