@@ -10,7 +10,7 @@ MODEL ?= smollm2-135m
 COMPILER := $(shell command -v g++ || command -v clang++ || command -v c++)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-slow gpu-test bench bench-cpu format clean
+.PHONY: run test test-slow gpu-test bench bench-cpu bench-gpu format clean
 
 run: $(VENV)/.run
 	@$(BIN)/kvant run $(MODEL) $(if $(PROMPT),--prompt "$(PROMPT)")
@@ -37,6 +37,10 @@ bench: $(VENV)/.test
 bench-cpu: $(VENV)/.run
 	$(BIN)/python -m benchmarks.peers.build_llama_cpp
 	$(BIN)/python -m benchmarks.cpu $(or $(ARGS),--output benchmarks/cpu.json)
+
+# The network on an NVIDIA GPU, against the limits of the card: 8 minutes, 16 GB of disk. docs/benchmarks.md says more.
+bench-gpu: $(VENV)/.test
+	$(BIN)/python -m benchmarks.h200 $(ARGS)
 
 format: $(VENV)/.test
 	$(BIN)/ruff format kvant tests benchmarks
