@@ -42,6 +42,11 @@ bench-cpu: $(VENV)/.run
 bench-gpu: $(VENV)/.test
 	$(BIN)/python -m benchmarks.h200 $(ARGS)
 
+# What speed costs: perplexity, KL and top-1 agreement with fp32 of the same file, both models, llama.cpp beside.
+bench-quality: $(VENV)/.test
+	$(BIN)/python -m benchmarks.peers.build_llama_cpp
+	$(BIN)/python -m benchmarks.quality $(or $(ARGS),--output benchmarks/quality.json)
+
 format: $(VENV)/.test
 	$(BIN)/ruff format kvant tests benchmarks
 	$(BIN)/ruff check --fix kvant tests benchmarks

@@ -36,7 +36,7 @@ MODELS = ("smollm2-135m", "gemma3-270m")
 VARIANTS: dict[str, dict[str, Any]] = {"default": {}, "deterministic": {"deterministic": True}}
 MEASURED = {"default": tuple(MODES), "deterministic": ("prompt",)}  # few rows are the same arithmetic in both
 WITH_PEER = ("prompt", "decode_8")  # of the default variant
-# Windows: few where steps are slow and rows of eight are the same arithmetic; as many as stand side by side where fewer are not.
+# Windows: few where steps are slow and rows of eight are the same arithmetic; whole groups where fewer rows are another.
 FEW = {"decode": 8, "decode_32": 32}
 REFERENCE_GATE = 0.01  # |log-probability - transformers'|, the largest of the fixture's
 
