@@ -20,7 +20,7 @@ from kvant.bench.report import Row
 from kvant.bench.running import prompt_steps, run
 from kvant.bench.target import Say, Target
 from kvant.bench.workload import Workload
-from kvant.native.program import Kind, Operation
+from kvant.native.program import Kind
 from kvant.planning.work import Row as Part
 from kvant.planning.work import Work
 
@@ -124,7 +124,7 @@ def _native(target: Target, num_steps: int) -> Iterator[Snapshot]:
     with model.profiled() as times:
         yield result
     for operation, nanoseconds in zip(model.operations, times.tolist(), strict=True):
-        result.add(label(operation, operation is model.operations[-1]), nanoseconds * 1e-9, num_steps)
+        result.add(operation.label, nanoseconds * 1e-9, num_steps)
     result.busy = float(times.sum()) * 1e-9
 
 
@@ -167,20 +167,6 @@ def _meter(target: Target) -> Any:
 # --- floors -------------------------------------------------------------------------------------------------------------
 
 
-def label(operation: Operation, is_head: bool) -> str:
-    """What an operation is called, whatever its layer: "q_proj + k_proj + v_proj", "attention", "rotary"."""
-    if is_head:
-        return "head"
-    if operation.kind != Kind.LINEAR:
-        return operation.kind.name.lower().replace("_", " ")
-    return " + ".join(part(weight.name) for weight in operation.weights)
-
-
-def part(name: str) -> str:
-    """model.layers.3.mlp.down_proj.weight -> down_proj"""
-    return re.sub(r"\.weight.*", "", name).rsplit(".", 1)[-1]
-
-
 def _works(target: Target, rows: list[Part]) -> dict[str, Work]:
     return _native_works(target, rows) if target.runner.executor == "native" else _part_works(target, rows)
 
@@ -191,13 +177,11 @@ def _native_works(target: Target, rows: list[Part]) -> dict[str, Work]:
     for operation in target.runner.model.operations:
         if operation.kind != Kind.LINEAR:
             continue
-        is_head = operation is target.runner.model.operations[-1]
-        name = label(operation, is_head)
-        known = works.get(name, Work(0, 0))
+        known = works.get(operation.label, Work(0, 0))
         num_bytes = sum(weight.num_bytes for weight in operation.weights)
         values = sum(weight.shape[0] * weight.shape[1] for weight in operation.weights)
-        times = 2 * (len(rows) if is_head else num_tokens)
-        works[name] = Work(known.num_bytes + num_bytes, known.operations + times * values)
+        times = 2 * (len(rows) if operation.label == "head" else num_tokens)
+        works[operation.label] = Work(known.num_bytes + num_bytes, known.operations + times * values)
     return works
 
 

@@ -33,6 +33,7 @@ class EngineConfig:
     deterministic: bool = option(False, "a request's tokens never depend on what else is computed; slower prompts")
     seed: int | None = option(None, "makes requests without a seed of their own reproducible")
     threads: int | None = option(None, "CPU threads; None: the cores this process may use")
+    trace: str | None = option(None, "write a timeline for ui.perfetto.dev to this file", unit="file")
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
@@ -57,6 +58,8 @@ class EngineConfig:
             )
         object.__setattr__(self, "gpu_memory_utilization", share)
         truth("enable_prefix_caching", self.enable_prefix_caching, ConfigError)
+        if self.trace is not None and not (isinstance(self.trace, str) and self.trace):
+            raise ConfigError(f"trace must be the name of a file, not {shown(self.trace)}", param="trace")
 
     def _keep_whole(self, name: str, low: int, high: int) -> None:
         object.__setattr__(self, name, whole(name, getattr(self, name), low, high, ConfigError))

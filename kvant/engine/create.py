@@ -19,8 +19,10 @@ from kvant.config.sampling import SamplingParams
 from kvant.decoding.stopping import DecodeContext
 from kvant.decoding.strategy import want, width
 from kvant.engine.engine import Engine
+from kvant.engine.trace import Trace, TracedRunner, TracedScheduler
 from kvant.kvcache.manager import KVCacheManager
 from kvant.runner.factory import Opened, create_runner, open_model
+from kvant.runner.timeline import timeline
 from kvant.scheduler.budget import SchedulerLimits
 from kvant.scheduler.scheduler import Scheduler
 from kvant.tokenizer.stops import StopMatcher
@@ -41,6 +43,7 @@ class Created(NamedTuple):
 
 def create(config: EngineConfig) -> Created:
     """Raises `ModelError` and `ConfigError` with their children, each naming the thing and the remedy."""
+    trace = Trace(config.trace) if config.trace is not None else None  # first: a file that cannot be written is soon known
     with _nothing_collected():
         opened, resolved = plan(config, detect())
         source = opened.checkpoint.tokenizer_source
@@ -48,7 +51,7 @@ def create(config: EngineConfig) -> Created:
         # Random weights without a tokenizer draw from all of their vocabulary, as a model of that shape would.
         num_drawable = opened.config.vocab_size if source.kind == "none" else tokenizer.num_drawable
         made = create_runner(resolved, opened, num_drawable)
-        engine = _engine(resolved, opened, tokenizer, made.runner)
+        engine = _engine(resolved, opened, tokenizer, made.runner, trace)
     notices = (*resolved.notices, *opened.notices, *made.notices)
     return Created(engine, tokenizer, source, resolved.config, opened.default_sampling, resolved.reasons, notices)
 
@@ -75,7 +78,7 @@ def plan(config: EngineConfig, hardware: Hardware) -> tuple[Opened, Resolved]:
     return opened, resolve(config, opened.config, hardware, opened.weight_bytes(executor, dtype))
 
 
-def _engine(resolved: Resolved, opened: Opened, tokenizer: Tokenizer, runner: Any) -> Engine:
+def _engine(resolved: Resolved, opened: Opened, tokenizer: Tokenizer, runner: Any, trace: Trace | None) -> Engine:
     config = resolved.config
     assert config.max_model_len is not None and config.max_num_batched_tokens is not None
     manager = KVCacheManager(resolved.groups, resolved.num_blocks, enable_prefix_caching=config.enable_prefix_caching)
@@ -90,7 +93,11 @@ def _engine(resolved: Resolved, opened: Opened, tokenizer: Tokenizer, runner: An
     )
     end_token_ids = frozenset(opened.end_token_ids) | frozenset(tokenizer.eos_ids)
     seed = config.seed if config.seed is not None else int.from_bytes(os.urandom(7), "little")
-    return Engine(Scheduler(manager, limits, want, width), runner, context, end_token_ids, seed)
+    scheduler: Any = Scheduler(manager, limits, want, width)
+    if trace is not None:
+        runner = TracedRunner(runner, trace, timeline(runner, config.device))
+        scheduler = TracedScheduler(scheduler, trace, runner)
+    return Engine(scheduler, runner, context, end_token_ids, seed)
 
 
 def _matcher(sampling: SamplingParams, tokenizer: Tokenizer) -> StopMatcher:

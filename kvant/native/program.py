@@ -115,6 +115,15 @@ class Operation:
     activation: int = -1
     name: str = field(default="", kw_only=True)  # what an error calls it
 
+    @property
+    def label(self) -> str:
+        """What it is called whatever its layer: "q_proj + k_proj + v_proj", "rotary", "head"."""
+        if self.kind != Kind.LINEAR:
+            return self.kind.name.lower().replace("_", " ")
+        if self.out is not None and self.out.value < 0:
+            return "head"
+        return " + ".join(weight.name.removesuffix(".weight").rsplit(".", 1)[-1] for weight in self.weights)
+
 
 class Program:
     """Records a network; see the module's story for the order of calls."""

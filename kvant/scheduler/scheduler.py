@@ -179,6 +179,19 @@ class Scheduler:
             assert changed is not None and num_new > 0, "admitted without room"
             self._add_row(step, sequence, num_new, changed)
 
+    def why_waiting(self, schedule: Schedule) -> str:
+        """Why the first of the queue did not join `schedule`, the last one made; "" where nobody waits. For traces."""
+        if not self.waiting:
+            return ""
+        if schedule.preempted:
+            return "blocks were just taken back from running sequences"
+        if schedule.num_tokens >= self.limits.max_num_batched_tokens:
+            return "the step's tokens are spent (max_num_batched_tokens)"
+        sequence = self.waiting.peek()
+        if (self._width(sequence.request) if _before_fork(sequence) else 1) > self._seats.num_free:
+            return "no free seat (max_num_seqs)"
+        return "not enough free blocks"
+
     def _add_row(self, step: _Step, sequence: Sequence, num_tokens: int, table_from: tuple[int, ...]) -> None:
         start = sequence.num_computed[TARGET]
         stop = start + num_tokens
