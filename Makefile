@@ -10,7 +10,7 @@ MODEL ?= smollm2-135m
 COMPILER := $(shell command -v g++ || command -v clang++ || command -v c++)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-slow gpu-test bench bench-cpu bench-gpu format clean
+.PHONY: run test test-slow gpu-test bench bench-cpu bench-quality bench-gpu format clean
 
 run: $(VENV)/.run
 	@$(BIN)/kvant run $(MODEL) $(if $(PROMPT),--prompt "$(PROMPT)")
