@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.teacher import Reference
+from kvant.config.environment import child_environment
 
 DEEPEST = 16.0  # nats below the largest
 CODES = 65535
@@ -73,7 +74,9 @@ def measure(program: Path, model: Path, base: Path, threads: int, window: int, r
     """The figures of `distance.summary` for llama.cpp, multiplying `rows` rows at a time. Raises RuntimeError."""
     sizes = ["-c", str(window), "-b", str(window), "-ub", str(rows), "-t", str(threads), "-tb", str(threads)]
     command = [str(program), "-m", str(model), "--kl-divergence", "--kl-divergence-base", str(base), *sizes]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    # Not timed: threads that sleep at barriers instead of spinning leave the cores to others, and give the same numbers.
+    patient = child_environment(OMP_WAIT_POLICY="passive")
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=patient)
     return parse(done.stdout + done.stderr, done.returncode)
 
 
