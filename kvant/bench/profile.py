@@ -66,7 +66,7 @@ class Step(NamedTuple):
 
 def profile(target: Target, workload: Workload, say: Say) -> list[Row]:
     """A decode step of `workload`'s streams: one row per operation, the largest first, and what no operation covers."""
-    say(f"profiling a step of {len(workload.prompts)} streams")
+    say(f"profiling a decode step of {workload.name}")
     middle = BRIEF + prompt_steps(target, workload) + STEPS // 2
     rows = [Part(len(prompt) + middle - 1, 1) for prompt in workload.prompts]
     return _rows(target, decode_step(target, workload), _works(target, rows))
@@ -74,7 +74,7 @@ def profile(target: Target, workload: Workload, say: Say) -> list[Row]:
 
 def profile_prompts(target: Target, workload: Workload, say: Say) -> list[Row]:
     """The same for the steps that compute all of `workload`'s prompts."""
-    say(f"profiling {len(workload.prompts)} prompts")
+    say(f"profiling the prompts of {workload.name}")
     first = workload.with_output_len(1)
     wall = _least(target, first)
     with _meter(target)(target, prompt_steps(target, workload)) as spent:
