@@ -1,6 +1,7 @@
 """Attention on an NVIDIA GPU through our own kernels, straight from the blocks.
 
-    rows with one query       kernels/paged_decode.py, cut over the length of the cache; it turns and stores what is new, too
+    rows with one query       kernels/paged_decode.py, cut over the length of the cache
+    a few of them alone       kernels/few_decode.py, which turns and stores what is new, too
     chunks                    kernels/gathered_prefill.py where the copying pays, else kernels/paged_prefill.py
 
 What kind of rows a step has is known on the host; everything else, lengths above all, is read on the device. A step of
@@ -18,7 +19,7 @@ from kvant.attention.pattern import AttentionRule
 from kvant.attention.storage import KVStorage
 from kvant.batch import Batch
 from kvant.errors import UnsupportedError
-from kvant.kernels import gathered_prefill, paged_decode, paged_prefill
+from kvant.kernels import few_decode, gathered_prefill, paged_decode, paged_prefill
 from kvant.kernels.deferred import untangle
 from kvant.kernels.paged_attention import Paged, Scores
 from kvant.kernels.rotary import rotary_and_store, rotary_and_store_triton
@@ -54,40 +55,49 @@ class TritonAttention:
         self.kind = Kind(decode=bool((lengths == 1).any()), chunks=bool((lengths > 1).any()))
         # Per group, made by its first layer: how many query heads there are is seen only then.
         self._plans: dict[int, paged_decode.DecodePlan] = {}
+        self._few_plans: dict[int, few_decode.FewPlan] = {}
         self._gathered: dict[int, gathered_prefill.Gathered | None] = {}
 
     def attend(self, q: Any, k: Any, v: Tensor, rule: AttentionRule) -> Tensor:
         """`q` [T, N, H], `k`, `v` [T, K, H] of the new tokens -> [T, N, H]; the cache holds their keys and values then.
 
         Queries and keys may still have to be normed and turned. That, and the write to the cache, is part of the attention
-        where all rows are decode rows, and a launch of its own where not.
+        where there are only a few decode rows, and a launch of its own where not.
         """
         number, _ = self.storage.place[rule.layer]
         keys, values = self.storage.of_layer(rule.layer)
         slots = self.batch.groups[number].slot_mapping
         q, k, norms, rotation = untangle(q, k)
-        if not self.kind.chunks:
-            return self._attend(q, rule, paged_decode.Fresh(k, v, self.batch.positions, slots, norms, rotation))
-        return self._attend(rotary_and_store(q, k, v, self.batch.positions, rotation, slots, keys, values, norms), rule)
+        if not self.kind.chunks and len(q) <= few_decode.FEW:
+            return self._attend_few(q, rule, few_decode.Fresh(k, v, self.batch.positions, slots, norms, rotation))
+        return self._attend_stored(rotary_and_store(q, k, v, self.batch.positions, rotation, slots, keys, values, norms), rule)
 
-    def _attend(self, q: Tensor, rule: AttentionRule, fresh: paged_decode.Fresh | None = None) -> Tensor:
-        """Over a cache that holds the new tokens already, unless they are `fresh`."""
+    def _paged(self, q: Tensor, rule: AttentionRule) -> Paged:
         number, _ = self.storage.place[rule.layer]
         group = self.batch.groups[number]
+        size = self.storage.groups[number].block_size
         keys, values = self.storage.of_layer(rule.layer)
-        paged = Paged(
-            q,
-            keys,
-            values,
-            group.block_table,
-            self.storage.groups[number].block_size,
-            self.batch.query_start,
-            group.kv_lens,
-        )
-        scores = Scores(rule.scale, rule.window, rule.soft_cap)
+        return Paged(q, keys, values, group.block_table, size, self.batch.query_start, group.kv_lens)
+
+    def _attend_few(self, q: Tensor, rule: AttentionRule, fresh: few_decode.Fresh) -> Tensor:
+        """`q` as the projection wrote it; the cache does not hold the new keys and values yet."""
+        paged = self._paged(q, rule)
+        number, _ = self.storage.place[rule.layer]
+        if number not in self._few_plans:
+            self._few_plans[number] = few_decode.plan(paged, few_decode.choose_cut(paged))
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        scores = Scores(rule.scale, rule.window, rule.soft_cap)
+        few_decode.few_decode(paged, scores, self._few_plans[number], fresh, out)
+        return out
+
+    def _attend_stored(self, q: Tensor, rule: AttentionRule) -> Tensor:
+        """`q` turned; the cache holds the new tokens already."""
+        number, _ = self.storage.place[rule.layer]
+        paged = self._paged(q, rule)
+        scores = Scores(rule.scale, rule.window, rule.soft_cap)
+        out = torch.empty_like(q)
         if self.kind.decode:
-            paged_decode.paged_decode(paged, scores, self._plan(number, paged, rule.window), out, fresh)
+            paged_decode.paged_decode(paged, scores, self._plan(number, paged, rule.window), out)
         if self.kind.chunks:
             gathered = self._gather(number, paged, rule.window)
             if gathered is None:
@@ -127,16 +137,12 @@ class DeterministicAttention(TritonAttention):
 
     def attend(self, q: Any, k: Any, v: Tensor, rule: AttentionRule) -> Tensor:
         number, _ = self.storage.place[rule.layer]
-        group = self.batch.groups[number]
+        slots = self.batch.groups[number].slot_mapping
         keys, values = self.storage.of_layer(rule.layer)
         q, k, norms, rotation = untangle(q, k)
-        q = rotary_and_store_triton(
-            q, k, v, self.batch.positions, rotation, group.slot_mapping, keys, values, norms, per_program=8
-        )
-        size = self.storage.groups[number].block_size
-        paged = Paged(q, keys, values, group.block_table, size, self.batch.query_start, group.kv_lens)
+        q = rotary_and_store_triton(q, k, v, self.batch.positions, rotation, slots, keys, values, norms, per_program=8)
         out = torch.empty_like(q)
-        paged_prefill.fixed_attention(paged, Scores(rule.scale, rule.window, rule.soft_cap), out)
+        paged_prefill.fixed_attention(self._paged(q, rule), Scores(rule.scale, rule.window, rule.soft_cap), out)
         return out
 
 

@@ -8,7 +8,7 @@ one row, and inside the addition before it when there are many. So it returns wh
     gate(gate_up(norm(x))) one row: norm, product and gate in one launch
     attend(rotate(norm(q)), rotate(norm(k)), v)      norms, turn and the write to the cache in one launch, or in none
 
-A family's file says `x + attention(norm(x))` and gets all of it. Launches of a decode layer: five for one row, eight for more.
+A family's file says `x + attention(norm(x))` and gets all of it. Launches of a decode layer: five for one row, nine for many.
 A deferred value knows the operators that a recorded one knows (native/program.py): `+`, `*` by a number, `split`, `reshape`;
 `now` makes a tensor of anything. A `fixed` product is never computed together with anything, since it must have the same bits
 for one row and for many (`linear.fixed_linear`). Nothing here imports torch before a tensor is there.

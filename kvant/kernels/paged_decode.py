@@ -11,11 +11,6 @@ arrives last adds the shares in the order of the parts: no second launch, and th
 
     share of a sequence that comes from the part before: number 2 * part;  that begins inside the part: 2 * part + 1
 
-A step of decode rows alone needs no launch for norms per head, turning and storing (`Fresh`): every program turns the query
-heads it needs, and the one that has a sequence's last tile turns the new key, stores it with the value, and adds it to the
-sum at the end, as one column; the loop over tiles sees older keys alone. So everything before the query can be read while the
-projection still runs: lengths, table, and, into the L2 cache, the first keys and values.
-
 `plan` computes `ends` on the device, once a step for all layers of a group. Sequences with more than one query count as
 empty there: they are the prefill kernel's, in the same step.
 """
@@ -36,7 +31,6 @@ from kvant.kernels.language import (
     wait_for_inputs,
 )
 from kvant.kernels.paged_attention import Paged, Scores, absorbed, product, scored, slots_of
-from kvant.kernels.rotary import HeadNorms, Rotation, angles, rows_of
 
 
 class Cut(NamedTuple):
@@ -47,17 +41,6 @@ class Cut(NamedTuple):
     tile: int
     warps: int
     stages: int
-
-
-class Fresh(NamedTuple):
-    """New keys and values that are not in the cache yet; `Paged.q` is not turned yet either."""
-
-    k: Tensor  # [S, K, H]
-    v: Tensor  # [S, K, H]
-    positions: Tensor  # [S] int64
-    slots: Tensor  # [S] int64
-    norms: HeadNorms | None
-    rotation: Rotation | None
 
 
 class DecodePlan(NamedTuple):
@@ -102,7 +85,7 @@ def _plan_kernel(
 
 
 @triton.jit
-def _merge(
+def merge(
     shares,
     out,
     first_part,
@@ -146,94 +129,8 @@ def _merge(
 
 
 @triton.jit
-def _prefetch(start, slot, visible, stride, SIZE: tl.constexpr):
-    """Asks for the rows `slot` of one head, 128 bytes at a time, to come into the L2 cache."""
-    LINE: tl.constexpr = 128 // (start.dtype.element_ty.primitive_bitwidth // 8)
-    for first in tl.static_range(0, SIZE, LINE):
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
-            "=r,l,r",
-            [(start + slot * stride + first).to(tl.int64), visible.to(tl.int32)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
-@triton.jit
-def _column_angles(positions, inv_freq, scale, row, column, TURNING: tl.constexpr, SCALED: tl.constexpr):
-    """What every value of a head, and the other member of its pair, are multiplied by when it turns: [1, H] each."""
-    pair = tl.where(column < TURNING, column, column - TURNING)
-    pair = tl.where(column < 2 * TURNING, pair, TURNING)  # the rest does not turn
-    one = tl.arange(0, 1)
-    cos, sin = angles(positions + row, inv_freq, scale, one, one == 0, pair, TURNING, SCALED)
-    return cos, tl.where(column < TURNING, -1.0, 1.0)[None, :] * sin
-
-
-@triton.jit
-def _turned_heads(
-    x, offset, inside, column, weight, eps, cos, sin, SIZE: tl.constexpr, TURNING: tl.constexpr, NORM: tl.constexpr
-):
-    """Heads at `x + offset`, [rows, H] fp32, normed where asked and turned by `cos`, `sin` [H]."""
-    own = tl.load(x + offset[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    if NORM:
-        scale = tl.rsqrt(tl.sum(own * own, axis=1) / SIZE + eps)[:, None]
-        own *= scale * tl.load(weight + column, mask=column < SIZE, other=0.0)[None, :]
-    if TURNING > 0:
-        partner = tl.where(column < TURNING, column + TURNING, tl.where(column < 2 * TURNING, column - TURNING, column))
-        other = tl.load(x + offset[:, None] + partner[None, :], mask=inside, other=0.0).to(tl.float32)
-        if NORM:
-            other *= scale * tl.load(weight + partner, mask=column < SIZE, other=0.0)[None, :]
-        own = own * cos + other * sin
-    return own
-
-
-@triton.jit
-def _with_new_key(
-    query,
-    k_new,
-    v_new,
-    key,
-    value,
-    weight,
-    eps,
-    cos,
-    sin,
-    best,
-    weight_sum,
-    total,
-    scale,
-    cap,
-    SIZE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TURNING: tl.constexpr,
-    NORM: tl.constexpr,
-    CAPPED: tl.constexpr,
-):
-    """Norms and turns the head at `k_new`, stores it at `key`, and `v_new` at `value`; the last step of the online softmax."""
-    column = tl.arange(0, COLUMNS)
-    wide = (column < SIZE)[None, :]
-    k = _turned_heads(k_new, tl.arange(0, 1), wide, column, weight, eps, cos, sin, SIZE, TURNING, NORM)
-    k = k.to(key.dtype.element_ty)  # what is seen now is what is seen later
-    v = tl.load(v_new + column[None, :], mask=wide, other=0.0)
-    tl.store(key + column[None, :], k, mask=wide)
-    tl.store(value + column[None, :], v, mask=wide)
-    score = scored(tl.sum(query.to(tl.float32) * k.to(tl.float32), axis=1), scale, cap, CAPPED)
-    new_best = tl.maximum(best, score)
-    decay, share = tl.exp2(best - new_best), tl.exp2(score - new_best)
-    return new_best, weight_sum * decay + share, total * decay[:, None] + share[:, None] * v.to(tl.float32)
-
-
-@triton.jit
 def _decode_kernel(
     q,
-    k_new,
-    v_new,
-    positions,
-    inv_freq,
-    q_weight,
-    k_weight,
-    slots,
     keys,
     values,
     out,
@@ -246,11 +143,6 @@ def _decode_kernel(
     num_sequences,
     scale,
     cap,
-    eps,
-    turn_scale,
-    q_stride,
-    k_stride,
-    v_stride,
     table_stride,
     cache_stride,
     GROUP: tl.constexpr,  # query heads per key head
@@ -266,14 +158,11 @@ def _decode_kernel(
     CAPPED: tl.constexpr,
     UPCAST: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    FRESH: tl.constexpr,  # the new key is not in the cache yet
-    TURNING: tl.constexpr,  # pairs that turn, with FRESH
-    NORM: tl.constexpr,
-    SCALED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """One program: one part of the tiles, one key head."""
     let_next_begin(EARLY)
+    wait_for_inputs(EARLY)
     part, head = tl.program_id(0), tl.program_id(1)
     num_heads = tl.num_programs(1)
     sequence = tl.arange(0, SEQUENCES)
@@ -284,18 +173,6 @@ def _decode_kernel(
     part_end = tl.minimum(part_begin + part_size, num_tiles)
     first_sequence = tl.sum((all_ends <= part_begin).to(tl.int32))
     last_sequence = tl.sum((all_ends < part_end).to(tl.int32))
-    if EARLY and FRESH:  # noqa: SIM102 (known when the kernel is compiled)
-        # Nobody writes these in a step of decode rows: the plan is finished before the first layer's attention begins.
-        if part_begin < part_end:
-            begin = tl.load(ends + first_sequence - 1, mask=first_sequence > 0, other=0)
-            kv_len = tl.load(kv_lens + first_sequence)
-            tile = part_begin - begin + first_tile(kv_len, TILE, WINDOW)
-            position = tile * TILE + tl.arange(0, TILE)
-            old = position < kv_len - 1
-            slot = slots_of(block_table + first_sequence * table_stride, position, old, BLOCK_SIZE)
-            _prefetch(keys + head * SIZE, slot, old, cache_stride, SIZE)
-            _prefetch(values + head * SIZE, slot, old, cache_stride, SIZE)
-    wait_for_inputs(EARLY)
     if part_begin >= part_end:
         return
 
@@ -310,15 +187,7 @@ def _decode_kernel(
             kv_len = tl.load(kv_lens + number)
             row = tl.load(query_start + number).to(tl.int64)
             place = row * num_heads * GROUP * SIZE + (head * GROUP + member)[:, None] * SIZE + column[None, :]
-            cos, sin = 1.0, 0.0
-            if TURNING > 0:
-                cos, sin = _column_angles(positions, inv_freq, turn_scale, row, column, TURNING, SCALED)
-            if FRESH:
-                offset = row * q_stride + (head * GROUP + member) * SIZE
-                query = _turned_heads(q, offset, inside, column, q_weight, eps, cos, sin, SIZE, TURNING, NORM)
-                query = query.to(keys.dtype.element_ty)
-            else:
-                query = tl.load(q + place, mask=inside, other=0.0)
+            query = tl.load(q + place, mask=inside, other=0.0)
             table = block_table + number * table_stride
             best = tl.full([ROWS], -1e30, tl.float32)
             weight_sum = tl.zeros([ROWS], tl.float32)
@@ -326,7 +195,7 @@ def _decode_kernel(
             shift = first_tile(kv_len, TILE, WINDOW) - begin
             for tile in range(low + shift, high + shift):
                 position = tile * TILE + tl.arange(0, TILE)
-                visible = position < kv_len - FRESH
+                visible = position < kv_len
                 if WINDOW:
                     visible = visible & (position >= kv_len - WINDOW)
                 slot = slots_of(table, position, visible, BLOCK_SIZE)
@@ -339,31 +208,6 @@ def _decode_kernel(
                 raw = product(query, tl.trans(k), tl.zeros([ROWS, TILE], tl.float32), UPCAST)
                 score = tl.where(visible[None, :], scored(raw, scale, cap, CAPPED), float("-inf"))
                 best, weight_sum, total = absorbed(v, score, best, weight_sum, total, UPCAST)
-
-            if FRESH:  # noqa: SIM102 (known when the kernel is compiled)
-                if high == end:  # this program has the last tile: the new key is its to store, and to see
-                    target = tl.load(slots + row) * cache_stride + head * SIZE
-                    best, weight_sum, total = _with_new_key(
-                        query,
-                        k_new + row * k_stride + head * SIZE,
-                        v_new + row * v_stride + head * SIZE,
-                        keys + target,
-                        values + target,
-                        k_weight,
-                        eps,
-                        cos,
-                        sin,
-                        best,
-                        weight_sum,
-                        total,
-                        scale,
-                        cap,
-                        SIZE,
-                        COLUMNS,
-                        TURNING,
-                        NORM,
-                        CAPPED,
-                    )
 
             if (low == begin) & (high == end):
                 tl.store(out + place, (total / weight_sum[:, None]).to(out.dtype.element_ty), mask=inside)
@@ -380,7 +224,7 @@ def _decode_kernel(
                     tl.store(counter, 0)
                     begins_inside = begin > first_part * part_size
                     target = out + row * num_heads * GROUP * SIZE
-                    _merge(
+                    merge(
                         shares,
                         target,
                         first_part,
@@ -442,29 +286,15 @@ def plan(paged: Paged, window: int | None, cut: Cut) -> DecodePlan:
     return DecodePlan(ends, arrived, shares, cut)
 
 
-def paged_decode(paged: Paged, scores: Scores, plan: DecodePlan, out: Tensor, fresh: Fresh | None = None) -> None:
-    """Writes the rows of `out` [T, N, H] whose sequence has one query. `paged_attention_reference` is its reference.
-
-    With `fresh`, every sequence has one query, and norms, turn and the write to the cache happen here; `paged.q` and `fresh`
-    may be slices of wider rows.
-    """
+def paged_decode(paged: Paged, scores: Scores, plan: DecodePlan, out: Tensor) -> None:
+    """Writes the rows of `out` [T, N, H] whose sequence has one query. `paged_attention_reference` is its reference."""
     sequences = paged.kv_lens.shape[0]
     heads, size = paged.q.shape[1:]
     kv_heads = paged.keys.shape[1]
     cut = plan.cut
     columns = max(16, power_of_two(size))
-    q = paged.q if fresh is None else rows_of(paged.q)
-    k, v = (q, q) if fresh is None else (rows_of(fresh.k), rows_of(fresh.v))
-    norms, rotation = (None, None) if fresh is None else (fresh.norms, fresh.rotation)
     _decode_kernel[(cut.parts, kv_heads)](
-        q,
-        k,
-        v,
-        paged.query_start if fresh is None else fresh.positions,
-        q if rotation is None else rotation.inv_freq,
-        q if norms is None else norms.q,
-        q if norms is None else norms.k,
-        paged.query_start if fresh is None else fresh.slots,
+        paged.q,
         paged.keys,
         paged.values,
         out,
@@ -477,11 +307,6 @@ def paged_decode(paged: Paged, scores: Scores, plan: DecodePlan, out: Tensor, fr
         sequences,
         scores.scale,
         scores.soft_cap or 1.0,
-        0.0 if norms is None else norms.eps,
-        1.0 if rotation is None else rotation.scale,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
         paged.block_table.stride(0),
         paged.keys.stride(0),
         GROUP=heads // kv_heads,
@@ -497,10 +322,6 @@ def paged_decode(paged: Paged, scores: Scores, plan: DecodePlan, out: Tensor, fr
         CAPPED=scores.soft_cap is not None,
         UPCAST=INTERPRETED,
         AT_ONCE=min(power_of_two(cut.parts), max(2, 4096 // (columns * power_of_two(heads // kv_heads)))),
-        FRESH=fresh is not None,
-        TURNING=0 if rotation is None else rotation.inv_freq.shape[0],
-        NORM=norms is not None,
-        SCALED=rotation is not None and rotation.scale != 1.0,
         EARLY=begins_early(paged.q.device),
         launch_pdl=begins_early(paged.q.device),
         num_warps=cut.warps,

@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvant.kernels import gated, gathered_prefill, linear, one_row, paged_decode, paged_prefill, rms_norm, rotary
+from kvant.kernels import few_decode, gated, gathered_prefill, linear, one_row, paged_decode, paged_prefill, rms_norm, rotary
 
 B, F, I, L, NUMBER = "*bf16", "*fp32", "*i32", "*i64", "i32"  # noqa: E741
 TILE = "tensordesc<bf16[64, 128]>"
@@ -69,11 +69,18 @@ CASES = [
     ),
     (
         paged_decode._decode_kernel,
-        ATTENTION
-        | dict(k_new=B, v_new=B, positions=L, inv_freq=F, q_weight=F, k_weight=F, slots=L, ends=I, arrived=I, shares=F)
+        ATTENTION | dict(ends=I, arrived=I, shares=F) | SCORES,
+        HEADS | dict(ROWS=16, MEMBERS=4, TILE=64, LEAST=2, AT_ONCE=8),
+        dict(num_warps=4, num_stages=3),
+    ),
+    (
+        few_decode._few_kernel,
+        {name: kind for name, kind in ATTENTION.items() if name != "query_start"}
+        | dict(k_new=B, v_new=B, positions=L, inv_freq=F, q_weight=F, k_weight=F, slots=L, arrived=I, shares=F)
         | dict(eps="fp32", turn_scale="fp32", q_stride=NUMBER, k_stride=NUMBER, v_stride=NUMBER)
-        | SCORES,
-        HEADS | dict(ROWS=16, MEMBERS=4, TILE=64, LEAST=2, AT_ONCE=8) | dict(FRESH=True, TURNING=48, NORM=True, SCALED=True),
+        | {name: kind for name, kind in SCORES.items() if name != "num_sequences"},
+        {name: value for name, value in HEADS.items() if name != "SEQUENCES"}
+        | dict(ROWS=16, MEMBERS=4, TILE=64, LEAST=4, AT_ONCE=8, TURNING=48, NORM=True, SCALED=True),
         dict(num_warps=4, num_stages=3),
     ),
     (

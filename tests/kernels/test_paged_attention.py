@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvant.kernels import gathered_prefill, paged_decode, paged_prefill
+from kvant.kernels import few_decode, gathered_prefill, paged_decode, paged_prefill
 from kvant.kernels.paged_attention import Paged, Scores, paged_attention_reference
 from kvant.kernels.rotary import HeadNorms, Rotation, rotary_and_store_reference
 from tests.kernels.compare import DEVICE, DTYPES, assert_close, rand
@@ -98,10 +98,11 @@ def test_fresh_keys_are_normed_turned_and_stored(scores, turning, scale, dtype, 
     expected = paged_attention_reference(case._replace(q=turned, keys=keys, values=values), scores)
     case.keys[slots] = case.values[slots] = float("nan")
     out = torch.full((tokens, 4, size), float("nan"), dtype=dtype, device=DEVICE)
-    for cut in (paged_decode.Cut(1, 1, 32, 4, 2), paged_decode.Cut(5, 1, 16, 4, 2)):
-        plan = paged_decode.plan(case, scores.window, cut)
-        fresh = paged_decode.Fresh(k, v, positions, slots, norms, rotation)
-        paged_decode.paged_decode(case._replace(q=q), scores, plan, out, fresh)
+    for cut in (few_decode.Cut(1, 1, 32, 4, 2), few_decode.Cut(5, 1, 16, 4, 2), few_decode.Cut(5, 2, 16, 4, 2)):
+        plan = few_decode.plan(case, cut)
+        fresh = few_decode.Fresh(k, v, positions, slots, norms, rotation)
+        few_decode.few_decode(case._replace(q=q), scores, plan, fresh, out)
+        assert not plan.arrived.any(), "the counters did not return to zero"
         assert_close(out, expected, slack=3)
         assert_close(case.keys[slots], keys[slots], slack=2)
         assert torch.equal(case.values[slots], values[slots])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kvant.attention.triton import TritonAttention
-from kvant.kernels import language, one_row, paged_decode, rms_norm, rotary
+from kvant.kernels import few_decode, language, one_row, paged_decode, rms_norm, rotary
 from tests.kernels.compare import DEVICE
 from tests.models import cases
 from tests.models.cases import reference, tokens
@@ -23,7 +23,7 @@ def launched(monkeypatch):
         (one_row, "_one_row_kernel"),
         (rms_norm, "_rms_norm_kernel"),
         (rotary, "_rotary_and_store_kernel"),
-        (paged_decode, "_plan_kernel"),
+        (few_decode, "_few_kernel"),
         (paged_decode, "_decode_kernel"),
     ):
         monkeypatch.setattr(module, kernel, Counting(getattr(module, kernel), kernel, names))
@@ -68,16 +68,16 @@ def launches(name: str, rows: int, launched: list[str]) -> dict[str, int]:
 def test_one_row_takes_norms_gates_and_additions_inside_the_products(launched):
     """Three layers of four products and attention, which turns and stores; only the last norm is on its own. The head, in
     fp32, is torch's."""
-    expected = {"_one_row_kernel": 3 * 4, "_decode_kernel": 3, "_plan_kernel": 1, "_rms_norm_kernel": 1}
+    expected = {"_one_row_kernel": 3 * 4, "_few_kernel": 3, "_rms_norm_kernel": 1}
     assert launches("llama", 1, launched) == expected
     assert launches("qwen3", 1, launched) == expected, "norms per head cost no launch"
 
 
 def test_more_rows_add_and_norm_in_one_launch(launched):
     """Every norm of the stream adds first: two per layer and the last one."""
-    assert launches("llama", 2, launched) == {"_decode_kernel": 3, "_plan_kernel": 1, "_rms_norm_kernel": 2 * 3 + 1}
+    assert launches("llama", 3, launched) == {"_rotary_and_store_kernel": 3, "_decode_kernel": 3, "_rms_norm_kernel": 2 * 3 + 1}
     # Gemma's sandwich: what is added is normalised in the same launch.
-    assert launches("gemma3", 2, launched) == {"_decode_kernel": 7, "_plan_kernel": 2, "_rms_norm_kernel": 2 * 7 + 1}
+    assert launches("gemma3", 2, launched) == {"_few_kernel": 7, "_rms_norm_kernel": 2 * 7 + 1}
 
 
 def test_a_layer_that_is_tapped_gives_its_sum(launched):
